@@ -1,0 +1,108 @@
+"""Bucket layouts: which tensors travel together and at which byte offsets.
+
+Made once per plan from names, shapes and dtypes alone, so that sender and receiver share one layout and
+neither recomputes it. No torch here; packing is in `weightlane.packing`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from weightlane.manifest import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from weightlane.messages import WireTensor
+
+ALIGNMENT = 64
+"""Every offset is a multiple of this many bytes: a multiple of every dtype's size and of a cache line. An
+odd-sized tensor before a wider dtype would otherwise make the dtype view fail (vLLM #57665, #40828)."""
+
+DEFAULT_BUCKET_BYTES = 64 << 20
+
+
+class BucketEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tensor number `tensor` (index into the plan's tensors) at byte `offset` of its bucket."""
+
+    tensor: int
+    offset: int
+    nbytes: int
+
+
+class BucketLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One bucket: `nbytes` long, in ring slot `slot`, holding `entries` in plan order.
+
+    `last` marks the final bucket of a sync. A plan always has one, be it empty, so that a receiver always
+    sees the end.
+    """
+
+    index: int
+    slot: int
+    nbytes: int
+    entries: tuple[BucketEntry, ...]
+    last: bool = False
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to `ALIGNMENT`."""
+    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
+
+
+def wire_nbytes(tensor: WireTensor) -> int:
+    """Bytes of a tensor as it travels."""
+    return math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
+
+
+def lay_out_buckets(
+    tensors: Sequence[WireTensor], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, slots: int = 2
+) -> tuple[BucketLayout, ...]:
+    """Packs tensors, in order, into buckets of at most `bucket_bytes`.
+
+    A tensor above `bucket_bytes` travels alone in a bucket of its own size, in the extra slot `slots`;
+    ordinary buckets take slots 0 to `slots` - 1 in turn.
+    """
+    if bucket_bytes < ALIGNMENT:
+        raise ValueError(f"bucket_bytes must be at least {ALIGNMENT}, got {bucket_bytes}")
+    pending: list[tuple[tuple[BucketEntry, ...], int, bool]] = []
+    entries: list[BucketEntry] = []
+    offset = 0
+
+    def flush() -> None:
+        nonlocal offset
+        if entries:
+            pending.append((tuple(entries), offset, False))
+            entries.clear()
+            offset = 0
+
+    for number, tensor in enumerate(tensors):
+        nbytes = wire_nbytes(tensor)
+        if nbytes > bucket_bytes:
+            flush()
+            pending.append(((BucketEntry(number, 0, nbytes),), aligned(nbytes), True))
+            continue
+        if offset + nbytes > bucket_bytes:
+            flush()
+        entries.append(BucketEntry(number, offset, nbytes))
+        offset += aligned(nbytes)
+    flush()
+    if not pending:
+        pending.append(((), 0, False))
+    layouts: list[BucketLayout] = []
+    ordinary = 0
+    for index, (content, nbytes, oversize) in enumerate(pending):
+        slot = slots if oversize else ordinary % slots
+        ordinary += 0 if oversize else 1
+        layouts.append(BucketLayout(index, slot, nbytes, content, last=index == len(pending) - 1))
+    return tuple(layouts)
+
+
+def slot_sizes(layouts: Sequence[BucketLayout]) -> tuple[int, ...]:
+    """Bytes that each ring slot must hold for these layouts; never empty."""
+    count = max((layout.slot for layout in layouts), default=0) + 1
+    sizes = [0] * count
+    for layout in layouts:
+        sizes[layout.slot] = max(sizes[layout.slot], layout.nbytes)
+    return tuple(max(aligned(size), ALIGNMENT) for size in sizes)

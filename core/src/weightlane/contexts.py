@@ -1,0 +1,147 @@
+"""The frozen contexts that hooks receive. Fields are only ever added; a hook reads what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from weightlane.buckets import BucketLayout
+    from weightlane.endpoint import EngineEndpoint
+    from weightlane.facts import EngineFacts
+    from weightlane.manifest import Manifest
+    from weightlane.messages import WireTensor
+    from weightlane.receiver import NameEntry, WorkerDescription
+    from weightlane.types import BackendDescriptor, Mode, Phase, TransportName, VerifyLevel
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTarget:
+    """How the user names one replica: an address, or an engine object in this process, never both.
+
+    `address` is `unix:/path` or `tcp:host:port` (a weightlane front) or an `http(s)://` URL. `model` is the
+    folder of the checkpoint that the engine was started from, for engines that cannot be asked.
+    """
+
+    engine: str
+    address: str = ""
+    handle: Any = None
+    model: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FactsContext:
+    """For `weightlane_collect_facts`: a target to ask, or no target: look at what is installed."""
+
+    engine: str
+    distributions: tuple[str, ...]
+    target: RolloutTarget | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """For `weightlane_plan_launch`: what the lane will need, before the engine starts."""
+
+    descriptor: BackendDescriptor
+    facts: EngineFacts
+    mode: Mode
+    model: str
+    tensor_parallel: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Arguments for starting the engine so that a lane can reach it; `environment` likewise."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExportContext:
+    """For `weightlane_describe_export`: one rank's model and how it is to be exported."""
+
+    descriptor: BackendDescriptor
+    model: Any
+    phase: Phase
+    rank: int
+    world_size: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamContext:
+    """For `weightlane_export_params`: the agreed manifest and buckets, and the group made for this lane.
+
+    `entries` is aligned with `tensors`; `group` is None when the manifest needs no collective. `wanted` is
+    False on a rank that only drains: it takes part in collectives and may skip its own copies.
+    """
+
+    export: ExportContext
+    manifest: Manifest
+    entries: tuple[NameEntry, ...]
+    tensors: tuple[WireTensor, ...]
+    buckets: tuple[BucketLayout, ...]
+    group: ProcessGroup | None
+    serving_ranks: tuple[int, ...]
+    wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MapNamesContext:
+    """For `weightlane_map_names`: the agreed manifest and one worker's own description of itself."""
+
+    descriptor: BackendDescriptor
+    facts: EngineFacts
+    manifest: Manifest
+    worker: WorkerDescription
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequestsContext:
+    """For `weightlane_build_requests` and `weightlane_plan_lifecycle`: one replica, fully planned."""
+
+    descriptor: BackendDescriptor
+    facts: EngineFacts
+    phase: Phase
+    transport: TransportName
+    tensors: tuple[WireTensor, ...]
+    buckets: tuple[BucketLayout, ...]
+    workers: tuple[WorkerDescription, ...]
+    verify: VerifyLevel
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """For `weightlane_worker_agent`: the engine's own worker object, inside the engine's worker process."""
+
+    descriptor: BackendDescriptor
+    worker: Any
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointContext:
+    """For `weightlane_open_endpoint`."""
+
+    descriptor: BackendDescriptor
+    target: RolloutTarget
+    timeout_seconds: float
+
+
+__all__ = [
+    "AgentContext",
+    "BuildRequestsContext",
+    "EndpointContext",
+    "ExportContext",
+    "FactsContext",
+    "LaunchContext",
+    "LaunchPlan",
+    "MapNamesContext",
+    "RolloutTarget",
+    "StreamContext",
+]

@@ -1,0 +1,57 @@
+"""The handle that a controller holds on one replica of a live engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weightlane.facts import EngineFacts
+    from weightlane.messages import Generation
+    from weightlane.program import EngineCall, RequestMove
+    from weightlane.receiver import WorkerDescription
+
+
+@runtime_checkable
+class EngineEndpoint(Protocol):
+    """One replica: facts, workers, calls, generation.
+
+    Every method has a bound and raises `EngineError` with the engine's own words, or `EngineDeadError`
+    when the engine or the connection is gone. Methods may be called from different threads; a
+    long-running `call_workers` must not keep `close` from ending it.
+    """
+
+    @property
+    def address(self) -> str:
+        """Where the engine is, for messages."""
+
+    def facts(self) -> EngineFacts:
+        """Facts from the best source that this endpoint reaches."""
+
+    def describe_workers(self, backend: str) -> tuple[WorkerDescription, ...]:
+        """Every worker of the replica.
+
+        Where no agent can run, one description made from what the engine tells of itself, with
+        `workers` = 1 and the checkpoint that its configuration asks for in `expected`.
+        """
+
+    def call_workers(self, message: bytes, timeout_seconds: float) -> Sequence[bytes]:
+        """Carries one encoded `AgentRequest` to every worker; replies come in worker order."""
+
+    def call(self, call: EngineCall, *, version: int | None = None) -> str:
+        """Runs one call of the engine's own; `version` fills `call.version_field`. Gives the answer as text."""
+
+    def send_bucket(
+        self, move: RequestMove, tensors: Sequence[tuple[str, Tensor]], *, last: bool, version: int
+    ) -> None:
+        """Sends one bucket in the engine's own request (`native-requests` backends only)."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0
+    ) -> tuple[Generation, ...]:
+        """Continuations with log-probs of the chosen tokens; greedy at temperature 0."""
+
+    def close(self) -> None:
+        """Lets go of the handle, not of the engine. Idempotent."""

@@ -1,0 +1,43 @@
+"""What an engine plugin supplies inside the engine's worker; everything else of the agent is core's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weightlane.errors import Problem
+    from weightlane.messages import ReceivePlan
+    from weightlane.receiver import WorkerDescription
+
+
+class WorkerEngine(Protocol):
+    """The engine-specific part of a worker agent.
+
+    Called from one thread at a time. A tensor given to `load_weights` is a view that is valid during the
+    call alone: whoever retains it must copy it.
+    """
+
+    def describe(self) -> WorkerDescription:
+        """This worker now: live tensors looked up afresh, expected checkpoint, incarnation.
+
+        Called at connect and at the start of each sync: cache what cannot change (the expected checkpoint).
+        `held_version` and `servable` are filled in by core's agent.
+        """
+
+    def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
+        """Problems that only the worker can see, found without writing anything."""
+
+    def begin(self, version: int) -> None:
+        """A sync starts; the first write may follow."""
+
+    def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
+        """Hands checkpoint tensors to the engine's loader; gives how many of them it was handed."""
+
+    def finish(self, version: int) -> None:
+        """The last bucket was loaded: post-processing, derived copies, cache resets."""
+
+    def publish(self, version: int) -> None:
+        """Every worker of every replica has verified; `version` is what is served from now on."""

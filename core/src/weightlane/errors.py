@@ -1,0 +1,111 @@
+"""Every error weightlane raises on purpose.
+
+Each message has three sentences: what happened, why, and what to do. Errors that cross a process
+border travel as `Failure` (see `weightlane.messages`) and are raised again, same type and same text,
+on every rank.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class WeightlaneError(Exception):
+    """Base of all typed errors. `what`, `why` and `fix` are kept apart so tools can show them apart."""
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        self.what = what
+        self.why = why
+        self.fix = fix
+        super().__init__(" ".join(part for part in (what, why, fix) if part))
+
+
+class PluginError(WeightlaneError):
+    """A plugin is broken, disabled, in conflict or incompatible, and was asked for."""
+
+
+class HookError(PluginError):
+    """A plugin raised from a hook; names the plugin, its distribution and the hook."""
+
+
+class SelectionError(WeightlaneError):
+    """No backend, or more than one, fits an engine; lists every candidate and why it was not taken."""
+
+
+class PinError(SelectionError):
+    """A pin cannot be met; nothing else is chosen in its place."""
+
+
+class ProtocolError(WeightlaneError):
+    """A message could not be decoded: truncated, of an unknown kind, or with an unknown field."""
+
+
+class EngineError(WeightlaneError):
+    """The rollout engine answered with an error; carries its own text or traceback."""
+
+
+class EngineDeadError(EngineError):
+    """The rollout engine, or its connection, is gone."""
+
+
+class ControlLostError(WeightlaneError):
+    """The control channel, or a trainer rank on it, stopped answering."""
+
+
+class SyncError(WeightlaneError):
+    """A sync failed; says whether the receivers were touched and which version they still serve."""
+
+
+class SyncTimeoutError(SyncError):
+    """A wait inside a sync reached its bound; names what was awaited and for how long."""
+
+
+class VerificationError(SyncError):
+    """What the receiver reports is not what was sent: counts or digests differ."""
+
+
+class NotServableError(EngineError):
+    """The receiver was left half-written by a failed sync and refuses to generate until one succeeds."""
+
+
+class ExportError(WeightlaneError):
+    """The trainer cannot give a tensor as the manifest announced it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a plan.
+
+    `kind` is a stable word for tools (`missing-name`, `extra-name`, `duplicate-name`, `shape`, `dtype`,
+    `rank-disagreement`, `peer`, `capability`, ...); `subject` the tensor, field or rank it is about.
+    """
+
+    kind: str
+    subject: str
+    what: str
+    fix: str = ""
+    near: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        near = f" Near: {', '.join(self.near)}." if self.near else ""
+        fix = f" {self.fix}" if self.fix else ""
+        return f"[{self.kind}] {self.subject}: {self.what}{near}{fix}"
+
+
+class PlanError(WeightlaneError):
+    """A plan has problems; `problems` holds all of them. Nothing was sent and no receiver was touched."""
+
+    def __init__(self, problems: Sequence[Problem], *, lane: str = "") -> None:
+        self.problems = tuple(problems)
+        self.lane = lane
+        count = len(self.problems)
+        head = f"The plan{' of ' + lane if lane else ''} has {count} problem{'' if count == 1 else 's'}:"
+        body = "\n".join(f"  {problem}" for problem in self.problems)
+        super().__init__(f"{head}\n{body}\nNothing was sent; no receiver was touched.")
+
+
+def near_names(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+    """The `limit` candidates closest to `name`, best first."""
+    return tuple(difflib.get_close_matches(name, list(candidates), n=limit, cutoff=0.6))

@@ -1,0 +1,143 @@
+"""The whole contract between weightlane and its plugins.
+
+A plugin is a module (or object) named by an entry point of group `weightlane`. It registers descriptors and
+implements the hooks of the roles it serves. Hooks are called per plan, phase or sync, never per tensor.
+Selection comes first (`weightlane.selection`): of all registered backends one is chosen, and only its plugin
+is called, with its descriptor in the context. Hook order therefore never decides anything.
+
+A plugin in full::
+
+    import weightlane.hookspecs as wl
+
+    @wl.hookimpl
+    def weightlane_register_backends():
+        return [BackendDescriptor(name="acme", role="rollout", engine="acme", ...)]
+
+    @wl.hookimpl
+    def weightlane_open_endpoint(context):
+        from acme_weightlane.endpoint import AcmeEndpoint   # heavy imports stay inside hooks
+        return AcmeEndpoint(context.target)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import pluggy
+
+if TYPE_CHECKING:
+    from weightlane.contexts import (
+        AgentContext,
+        BuildRequestsContext,
+        EndpointContext,
+        ExportContext,
+        FactsContext,
+        LaunchContext,
+        LaunchPlan,
+        MapNamesContext,
+        StreamContext,
+    )
+    from weightlane.endpoint import EngineEndpoint
+    from weightlane.engine_agent import WorkerEngine
+    from weightlane.events import SyncEvent
+    from weightlane.facts import EngineFacts
+    from weightlane.manifest import RankManifest
+    from weightlane.program import Lifecycle, Program
+    from weightlane.receiver import NameEntry
+    from weightlane.stream import ExportStream
+    from weightlane.types import BackendDescriptor
+
+PROJECT = "weightlane"
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+_hookspec = pluggy.HookspecMarker(PROJECT)
+_hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+def hookimpl(function: _Hook) -> _Hook:
+    """Marks an implementation of one of the hooks below."""
+    return cast("_Hook", _hookimpl(function))
+
+
+# -- any process ------------------------------------------------------------------------------------------
+
+
+@_hookspec
+def weightlane_register_backends() -> Iterable[BackendDescriptor]:
+    """Descriptors of the backends this plugin implements, one per era.
+
+    Collecting. Must not import torch or an engine: discovery is to stay under 50 ms for 20 plugins.
+    """
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_sync_event(event: SyncEvent) -> None:
+    """Observe the course of a lane (metrics, progress). Collecting; may run in any thread of the rank."""
+
+
+# -- controller -------------------------------------------------------------------------------------------
+
+
+@_hookspec
+def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
+    """Facts of one engine from the best source at hand, or None when this plugin cannot reach it.
+
+    Collecting over the plugins that register the engine; the best source wins, worker before server before
+    installed package. Must not import the engine: read metadata, source text, or ask a live server.
+    """
+
+
+@_hookspec
+def weightlane_plan_launch(context: LaunchContext) -> LaunchPlan:
+    """Arguments with which the engine must be started for this mode. Pure."""
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
+    """A handle on one live replica. Bounded by `context.timeout_seconds`."""
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
+    """Where each exported tensor goes in this worker, in manifest order. Pure; never invents a target."""
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_build_requests(context: BuildRequestsContext) -> Program:
+    """The steps of one sync for this era: made once, filled and replayed at each sync. Pure."""
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
+    """What to pause, flush, publish and resume around the move. Pure."""
+    raise NotImplementedError
+
+
+# -- trainer rank -----------------------------------------------------------------------------------------
+
+
+@_hookspec
+def weightlane_describe_export(context: ExportContext) -> RankManifest:
+    """This rank's part of the manifest, in the order in which it will yield. No collective, no copy."""
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_export_params(context: StreamContext) -> ExportStream:
+    """A stream of planned buckets. Every rank iterates it to the end, also one that sends nothing."""
+    raise NotImplementedError
+
+
+# -- engine worker ----------------------------------------------------------------------------------------
+
+
+@_hookspec
+def weightlane_worker_agent(context: AgentContext) -> WorkerEngine:
+    """The engine-specific part of the agent, made inside the engine's worker process."""
+    raise NotImplementedError

@@ -1,0 +1,178 @@
+"""The manifest: what a trainer exports, the same typed object over every transport."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+
+from weightlane.errors import Problem
+from weightlane.types import Phase
+
+DTYPE_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes per element of every dtype that may travel, by torch's own names without the `torch.` prefix."""
+
+FLOATING: frozenset[str] = frozenset({"float64", "float32", "float16", "bfloat16"})
+"""Dtypes between which a receiver's loader casts; any other difference is a planning error."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One exported tensor under its canonical (checkpoint) name.
+
+    `shape` is the full logical shape, never a shard's; `holders` the trainer ranks that can give it whole.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    holders: tuple[int, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a 0-dim tensor, 0 when a dimension is 0."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of the dense tensor."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+
+class RankManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one trainer rank exports, in its own order.
+
+    `replicated` says that every rank must hold the same tensors; otherwise a tensor may live on some ranks
+    only. `aliases` maps a name that shares storage with another exported name to that name.
+    """
+
+    rank: int
+    world_size: int
+    phase: Phase
+    tensors: tuple[TensorSpec, ...]
+    replicated: bool = True
+    collective: bool = False
+    aliases: dict[str, str] = {}
+    host: str = ""
+    device: str = "cpu"
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The agreed export of all ranks; `tensors` is the order in which every rank yields."""
+
+    phase: Phase
+    world_size: int
+    tensors: tuple[TensorSpec, ...]
+    aliases: dict[str, str] = {}
+    collective: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sync before any cast."""
+        return sum(spec.nbytes for spec in self.tensors)
+
+    def digest(self) -> str:
+        """Sixteen hex digits that two processes can compare to know that they hold the same manifest."""
+        return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(self))
+
+
+def merge_rank_manifests(parts: Sequence[RankManifest]) -> tuple[Manifest | None, tuple[Problem, ...]]:
+    """Joins the ranks' manifests into the agreed one, or tells every disagreement at once.
+
+    Order is rank 0's, then whatever only later ranks hold, in rank order, so that every rank that holds all
+    tensors walks them in the order of its own module tree.
+    """
+    problems: list[Problem] = []
+    ordered = sorted(parts, key=lambda part: part.rank)
+    if not ordered:
+        return None, (Problem("rank-disagreement", "ranks", "no trainer rank described its export"),)
+    first = ordered[0]
+    specs: dict[str, TensorSpec] = {}
+    holders: dict[str, list[int]] = {}
+    for part in ordered:
+        seen: set[str] = set()
+        for spec in part.tensors:
+            if spec.name in seen:
+                problems.append(
+                    Problem("duplicate-name", spec.name, f"rank {part.rank} exports this name twice")
+                )
+                continue
+            seen.add(spec.name)
+            if spec.dtype not in DTYPE_BYTES:
+                problems.append(
+                    Problem("dtype", spec.name, f"rank {part.rank} holds dtype {spec.dtype}, which cannot travel")
+                )
+                continue
+            known = specs.setdefault(spec.name, spec)
+            if (known.shape, known.dtype) != (spec.shape, spec.dtype):
+                problems.append(
+                    Problem(
+                        "rank-disagreement",
+                        spec.name,
+                        f"rank {part.rank} holds {spec.dtype}{list(spec.shape)} but rank "
+                        f"{holders[spec.name][0]} holds {known.dtype}{list(known.shape)}",
+                    )
+                )
+            holders.setdefault(spec.name, []).append(part.rank)
+        if (part.replicated, part.phase) != (first.replicated, first.phase):
+            problems.append(
+                Problem(
+                    "rank-disagreement",
+                    f"rank {part.rank}",
+                    f"exports {part.phase.value} with replicated={part.replicated}, while rank {first.rank} "
+                    f"exports {first.phase.value} with replicated={first.replicated}",
+                    "Give every rank the same mode and placement.",
+                )
+            )
+    if first.replicated:
+        everyone = [part.rank for part in ordered]
+        for name, ranks in holders.items():
+            missing = [rank for rank in everyone if rank not in ranks]
+            if missing:
+                problems.append(
+                    Problem(
+                        "rank-disagreement",
+                        name,
+                        f"held by rank {_ranks(ranks)} but not by rank {_ranks(missing)}, and this trainer "
+                        "says that its ranks are replicas",
+                        "Hold it on every rank, or pass placement='partitioned' to the trainer.",
+                    )
+                )
+    if problems:
+        return None, tuple(problems)
+    tensors = tuple(
+        TensorSpec(name=name, shape=spec.shape, dtype=spec.dtype, holders=tuple(holders[name]))
+        for name, spec in specs.items()
+    )
+    return (
+        Manifest(
+            phase=first.phase,
+            world_size=first.world_size,
+            tensors=tensors,
+            aliases={name: target for part in ordered for name, target in part.aliases.items()},
+            collective=any(part.collective for part in ordered) or not first.replicated,
+        ),
+        (),
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)

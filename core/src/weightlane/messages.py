@@ -1,0 +1,312 @@
+"""Typed messages between controller, ranks, fronts and worker agents. msgpack by msgspec, never pickle.
+
+Every union is tagged; unknown tags, unknown fields, missing fields and truncated bytes all end in
+`ProtocolError` naming what was wrong.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from weightlane import errors
+from weightlane.buckets import BucketLayout
+from weightlane.facts import EngineFacts
+from weightlane.receiver import WorkerDescription
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failure"):
+    """An error on its way to another process.
+
+    `error_type` is a class name of `weightlane.errors`, or of a foreign exception; `origin` says which
+    process and, for an agent, which plugin raised it.
+    """
+
+    error_type: str
+    what: str
+    why: str = ""
+    fix: str = ""
+    origin: str = ""
+    traceback: str = ""
+    problems: tuple[tuple[str, str, str, str, tuple[str, ...]], ...] = ()
+    lane: str = ""
+
+
+# controller -> agent -----------------------------------------------------------------------------------
+
+
+class WireTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor as it travels: the name for the receiver's loader, full shape and travelling dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a receiver needs once per lane: every tensor, the bucket layouts and the ring to read from.
+
+    `ring` maps a worker number to the path of the ring that it reads (transport `shm` only).
+    """
+
+    lane: str
+    plan_digest: str
+    backend: str
+    transport: str
+    tensors: tuple[WireTensor, ...]
+    buckets: tuple[BucketLayout, ...]
+    ring: dict[int, str] = {}
+    verify: str = "digest"
+
+
+class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="describe"):
+    """Ask a worker for its `WorkerDescription`. `backend` names the plugin's backend to use there."""
+
+    backend: str
+
+
+class Attach(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="attach"):
+    """Give a worker the plan of a lane; checked against its live tensors before it answers."""
+
+    plan: ReceivePlan
+
+
+class Receive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="receive"):
+    """Read one whole sync from the ring and load it. One long-running call per sync.
+
+    `incarnation` is, per worker, the one the plan was made for; another one is refused before any write.
+    `wait_seconds` bounds each wait for the next bucket, `lost_after_seconds` the silence of the sender.
+    """
+
+    lane: str
+    plan_digest: str
+    sync: int
+    version: int
+    incarnation: dict[int, str]
+    wait_seconds: float
+    lost_after_seconds: float
+
+
+class BeginInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin-inline"):
+    """Open a sync whose buckets come by value in `LoadInline` messages."""
+
+    lane: str
+    plan_digest: str
+    sync: int
+    version: int
+    incarnation: dict[int, str]
+
+
+class LoadInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load-inline"):
+    """One bucket by value; the layout is the plan's."""
+
+    lane: str
+    sync: int
+    bucket: int
+    payload: bytes
+
+
+class FinishInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="finish-inline"):
+    """Close a sync opened by `BeginInline`; answered by a `ReceiveReport`."""
+
+    lane: str
+    sync: int
+
+
+class Publish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="publish"):
+    """Every worker of every replica has verified: serve `version` from now on."""
+
+    lane: str
+    sync: int
+    version: int
+
+
+class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):
+    """A sync failed elsewhere; `cause` is kept and shown by whoever is refused because of it."""
+
+    lane: str
+    sync: int
+    cause: str
+
+
+class Detach(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="detach"):
+    """The lane is closed; drop its plan and its ring."""
+
+    lane: str
+
+
+AgentRequest: TypeAlias = (
+    Describe | Attach | Receive | BeginInline | LoadInline | FinishInline | Publish | Cancel | Detach
+)
+
+# agent -> controller -----------------------------------------------------------------------------------
+
+
+class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="described"):
+    """Answer to `Describe`."""
+
+    description: WorkerDescription
+
+
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
+    """Answer to a request that has nothing more to tell."""
+
+    worker: int
+
+
+class ReceiveReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
+    """What one worker received and wrote in one sync.
+
+    `tensors` and `nbytes` count what arrived, `loaded` what was handed to the engine's loader, `digest` is
+    over the arrived bytes in plan order ("" at level `counts`), seconds are wall time.
+    """
+
+    worker: int
+    sync: int
+    version: int
+    tensors: int
+    nbytes: int
+    loaded: int
+    digest: str
+    wait_seconds: float
+    load_seconds: float
+
+
+AgentReply: TypeAlias = Described | Done | ReceiveReport | Failure
+
+# controller -> front -----------------------------------------------------------------------------------
+
+
+class GetFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="get-facts"):
+    """Ask a front for the facts of its engine."""
+
+
+class CallWorkers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="call-workers"):
+    """Carry one encoded `AgentRequest` to every worker; answered by one encoded reply per worker."""
+
+    message: bytes
+    timeout_seconds: float
+
+
+class CallEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="call-engine"):
+    """One call of the engine itself, such as `pause` or `reset_prefix_cache`."""
+
+    route: str
+    timeout_seconds: float = 60.0
+
+
+class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="generate"):
+    """Greedy (`temperature` 0) or sampled continuation of token-id prompts, with log-probs."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Shutdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="shutdown"):
+    """End the front's process after answering."""
+
+
+FrontRequest: TypeAlias = GetFacts | CallWorkers | CallEngine | Generate | Shutdown
+
+
+class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="facts"):
+    """Answer to `GetFacts`."""
+
+    facts: EngineFacts
+
+
+class WorkerReplies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="worker-replies"):
+    """Answer to `CallWorkers`, in worker order."""
+
+    replies: tuple[bytes, ...]
+
+
+class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One continuation: chosen token ids, their log-probs (natural log), and the version that made them."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    weight_version: int | None = None
+
+
+class Generations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="generations"):
+    """Answer to `Generate`, in prompt order."""
+
+    generations: tuple[Generation, ...]
+
+
+class EngineAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="engine-answer"):
+    """Answer to `CallEngine` and `Shutdown`."""
+
+    text: str = ""
+
+
+FrontReply: TypeAlias = Facts | WorkerReplies | Generations | EngineAnswer | Failure
+
+_T = TypeVar("_T")
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """The message as msgpack bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(data: bytes | bytearray | memoryview, expected: type[_T] | object, *, sender: str) -> _T:
+    """Decodes `data` as `expected` (a Struct type or a tagged union of them).
+
+    Raises:
+        ProtocolError: the bytes are truncated, of another kind, or carry an unknown or missing field.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=expected)  # type: ignore[arg-type,no-any-return]
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise errors.ProtocolError(
+            f"A message of {len(data)} bytes from {sender} could not be read: {error}.",
+            "It is truncated, or comes from another weightlane version or a stranger.",
+            "Install the same weightlane on both sides (weightlane doctor shows both versions).",
+        ) from error
+
+
+def failure_of(error: BaseException, *, origin: str) -> Failure:
+    """The exception as a message; typed errors keep their parts, foreign ones keep their traceback."""
+    if isinstance(error, errors.PlanError):
+        return Failure(
+            error_type="PlanError",
+            what=error.what,
+            origin=origin,
+            lane=error.lane,
+            problems=tuple((p.kind, p.subject, p.what, p.fix, p.near) for p in error.problems),
+        )
+    if isinstance(error, errors.WeightlaneError):
+        return Failure(
+            error_type=type(error).__name__,
+            what=error.what,
+            why=error.why,
+            fix=error.fix,
+            origin=origin,
+            traceback=getattr(error, "remote_traceback", ""),
+        )
+    return Failure(
+        error_type=type(error).__name__,
+        what=f"{type(error).__name__}: {error}",
+        origin=origin,
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def error_of(failure: Failure) -> errors.WeightlaneError:
+    """The failure as the typed error it was, or as an `EngineError` where the type is foreign."""
+    if failure.error_type == "PlanError":
+        return errors.PlanError([errors.Problem(*fields) for fields in failure.problems], lane=failure.lane)
+    known = getattr(errors, failure.error_type, None)
+    origin = f" (from {failure.origin})" if failure.origin else ""
+    if isinstance(known, type) and issubclass(known, errors.WeightlaneError):
+        error = known(failure.what + ("" if failure.origin in failure.what else origin), failure.why, failure.fix)
+    else:
+        error = errors.EngineError(failure.what + origin, failure.why, failure.fix)
+    error.remote_traceback = failure.traceback  # type: ignore[attr-defined]
+    return error

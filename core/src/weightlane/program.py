@@ -1,0 +1,84 @@
+"""The program of one sync: steps made at plan time, replayed at every sync.
+
+Five phases, each known before the first byte moves: `pause` holds generation back, `move` carries the
+buckets, `settle` runs after the last bucket (a cache flush), `publish` makes the new version visible once
+every replica has verified, `resume` lets generation go on. A failure runs `resume` only where the receiver
+is known to be intact.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+
+class EngineCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One call of the engine: a route (HTTP path or method of a front) and its fields as a JSON object.
+
+    `body` is JSON with exactly the fields that the engine's request type lists, made once. `version_field`
+    names the field that receives the version at each sync, if any.
+    """
+
+    route: str
+    body: str = "{}"
+    version_field: str = ""
+    timeout_seconds: float = 60.0
+
+
+class AgentMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="agent"):
+    """Our agent receives: by ring (`shm`), by value in agent messages (`inline`) or by reference."""
+
+    transport: Literal["shm", "inline", "inprocess"]
+
+
+class RequestMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="request"):
+    """Only the engine's own requests exist: one request a bucket.
+
+    `payload_field` receives `copies` times the bucket's payload. `body` is the JSON of every bucket but the
+    last, `last_body` that of the last (a cache flush belongs to it alone).
+    """
+
+    route: str
+    payload_field: str
+    copies: int
+    body: str
+    last_body: str
+    timeout_seconds: float = 120.0
+    transport: Literal["inline"] = "inline"
+
+
+Move: TypeAlias = AgentMove | RequestMove
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The steps of one sync towards one replica; `notes` is shown in the plan (advisory fences, casts)."""
+
+    move: Move
+    pause: tuple[EngineCall, ...] = ()
+    settle: tuple[EngineCall, ...] = ()
+    publish: tuple[EngineCall, ...] = ()
+    resume: tuple[EngineCall, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Lifecycle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `weightlane_plan_lifecycle` gives: calls around the move, merged into the program."""
+
+    pause: tuple[EngineCall, ...] = ()
+    settle: tuple[EngineCall, ...] = ()
+    publish: tuple[EngineCall, ...] = ()
+    resume: tuple[EngineCall, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def with_lifecycle(program: Program, lifecycle: Lifecycle) -> Program:
+    """The program with the lifecycle's calls outside its own: pause first, resume last."""
+    return msgspec.structs.replace(
+        program,
+        pause=lifecycle.pause + program.pause,
+        settle=program.settle + lifecycle.settle,
+        publish=program.publish + lifecycle.publish,
+        resume=program.resume + lifecycle.resume,
+        notes=program.notes + lifecycle.notes,
+    )
