@@ -1,0 +1,45 @@
+"""What the live tests are given. What is not given fails them: a live test that skips proves nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def vllm_python(pytestconfig: pytest.Config) -> Path:
+    """The interpreter of an environment that has vLLM and weightlane-vllm."""
+    return _existing_file(pytestconfig, "--vllm-python")
+
+
+@pytest.fixture(scope="session")
+def sglang_python(pytestconfig: pytest.Config) -> Path:
+    """The interpreter of an environment that has SGLang and nothing of weightlane."""
+    return _existing_file(pytestconfig, "--sglang-python")
+
+
+@pytest.fixture(scope="session")
+def models_dir(pytestconfig: pytest.Config) -> Path:
+    """The folder that holds SmolLM2-135M-Instruct and SmolLM2-135M-Instruct-tp2."""
+    folder = Path(_required(pytestconfig, "--models-dir")).absolute()
+    if not (folder / "smollm2.json").is_file():
+        pytest.fail(
+            f"{folder} holds no finished models: run python examples/smollm2.py {folder}", pytrace=False
+        )
+    return folder
+
+
+def _existing_file(config: pytest.Config, option: str) -> Path:
+    # absolute, not resolve: a venv's interpreter is a link, and following it would leave the venv
+    path = Path(_required(config, option)).absolute()
+    if not path.is_file():
+        pytest.fail(f"{option}={path}: there is no such file", pytrace=False)
+    return path
+
+
+def _required(config: pytest.Config, option: str) -> str:
+    value = config.getoption(option)
+    if not value:
+        pytest.fail(f"needs {option}; nox -s live_vllm live_sglang gives it", pytrace=False)
+    return str(value)
