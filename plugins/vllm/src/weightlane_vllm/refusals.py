@@ -1,0 +1,112 @@
+"""What this era does not carry: each refusal names the feature, the reason and what to do instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightlane.errors import Problem
+
+if TYPE_CHECKING:
+    from weightlane.receiver import LiveTensor
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFeatures:
+    """The features of a live engine that decide whether plain checkpoint tensors may be loaded into it.
+
+    `experts` is the number of routed experts of the model (0 when dense), `drafter` the name of the
+    speculative method ("" without one).
+    """
+
+    quantization: str = ""
+    experts: int = 0
+    lora: bool = False
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    latent_attention: bool = False
+    drafter: str = ""
+
+
+def refusals_of(features: EngineFeatures) -> tuple[Problem, ...]:
+    """Every feature that stands against a sync, one problem each; empty when nothing does."""
+    problems: list[Problem] = []
+    if features.quantization:
+        problems.append(
+            _capability(
+                "quantization",
+                f"the engine holds {features.quantization} weights, which its loader made from a checkpoint "
+                "and which plain tensors cannot replace without its reload path",
+                "Start the engine without quantization.",
+            )
+        )
+    if features.experts:
+        wrapper = (
+            ", and with LoRA on the loader reports success for experts it did not write"
+            if features.lora
+            else ""
+        )
+        problems.append(
+            _capability(
+                "mixture-of-experts",
+                f"the model has {features.experts} routed experts, whose fused copies are made once after "
+                f"loading and are not made again{wrapper}",
+                "Use a dense model with this era.",
+            )
+        )
+    if features.latent_attention:
+        problems.append(
+            _capability(
+                "latent-attention",
+                "the model keeps projections derived from kv_b_proj at load time, which would stay those of "
+                "the old weights",
+                "Use a model without multi-head latent attention with this era.",
+            )
+        )
+    if features.pipeline_parallel > 1:
+        problems.append(
+            _capability(
+                "pipeline-parallel",
+                f"the engine runs {features.pipeline_parallel} pipeline stages, and a worker's loader "
+                "refuses names of other stages",
+                "Start it with pipeline_parallel_size=1.",
+            )
+        )
+    if features.data_parallel > 1:
+        problems.append(
+            _capability(
+                "data-parallel",
+                f"the engine runs {features.data_parallel} data-parallel copies, of which a call reaches one",
+                "Start one engine per copy and give the lane each as a replica.",
+            )
+        )
+    if features.drafter:
+        problems.append(
+            _capability(
+                "speculative-decoding",
+                f"the {features.drafter} drafter holds weights of its own that this era does not send",
+                "Start the engine without a speculative config.",
+            )
+        )
+    return tuple(problems)
+
+
+def emptied_weights(live: tuple[LiveTensor, ...]) -> tuple[Problem, ...]:
+    """A problem when the engine has packed parameters away and left them without an element."""
+    empty = [tensor.name for tensor in live if 0 in tensor.shape]
+    if not empty:
+        return ()
+    return (
+        Problem(
+            "capability",
+            empty[0],
+            f"the engine packed {len(empty)} parameters away after loading and left them empty, so there is "
+            "nothing to write to (CPU builds do this)",
+            "Start the engine with the worker extension of weightlane-vllm, in float32 on a CPU.",
+            near=tuple(empty[1:4]),
+        ),
+    )
+
+
+def _capability(subject: str, what: str, fix: str) -> Problem:
+    return Problem("capability", subject, what, fix)

@@ -1,0 +1,55 @@
+"""The steps of one sync of this era: the agent receives, then the prefix cache is emptied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightlane.errors import PlanError, Problem
+from weightlane.program import AgentMove, EngineCall, Lifecycle, Program
+from weightlane.types import TransportName
+
+if TYPE_CHECKING:
+    from weightlane.facts import EngineFacts
+
+RESET_PREFIX_CACHE = "reset_prefix_cache"
+_RESET_SECONDS = 60.0
+
+FENCE_NOTE = (
+    "The fence is advisory: vLLM's LLM class cannot hold generation back, so only what is generated through "
+    "weightlane's front is refused while weights are half-written."
+)
+
+
+def build_program(transport: TransportName) -> Program:
+    """One move by the agent; nothing of vLLM's own carries weights in this era.
+
+    Raises:
+        PlanError: the transport is not one that this backend offers.
+    """
+    if transport is TransportName.SHM:
+        return Program(move=AgentMove("shm"))
+    if transport is TransportName.INLINE:
+        return Program(move=AgentMove("inline"))
+    raise PlanError(
+        [
+            Problem(
+                "transport",
+                transport.value,
+                "backend vllm receives by shm or inline",
+                "Use one of them, or leave the transport to the plan.",
+            )
+        ]
+    )
+
+
+def plan_lifecycle(facts: EngineFacts) -> Lifecycle:
+    """The prefix cache is emptied after the last bucket; where there is none that costs nothing."""
+    notes = [FENCE_NOTE]
+    if facts.launch_arguments.get("dtype", "float32") != "float32":
+        notes.append(
+            f"The engine computes in {facts.launch_arguments['dtype']}; its log-probs differ from a float32 "
+            "trainer's by rounding."
+        )
+    return Lifecycle(
+        settle=(EngineCall(RESET_PREFIX_CACHE, timeout_seconds=_RESET_SECONDS),), notes=tuple(notes)
+    )

@@ -1,0 +1,189 @@
+"""The engine-specific part of the agent, inside a vLLM worker process."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any
+
+from weightlane.errors import EngineError, Problem
+from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
+from weightlane_vllm.facts import worker_facts
+from weightlane_vllm.names import reach_of
+from weightlane_vllm.patches import plain_cpu_weights
+from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import Tensor, nn
+
+    from weightlane.messages import ReceivePlan
+
+
+class VllmWorkerEngine:
+    """Loads checkpoint tensors through the model class's own `load_weights`.
+
+    Nothing of the model is kept between calls: an engine may put a new one in its place.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._known_model: nn.Module | None = None
+        self._incarnation = ""
+
+    def describe(self) -> WorkerDescription:
+        """This worker now; shapes of live tensors are those of its own shard."""
+        model = self._model()
+        config = self._worker.vllm_config
+        facts = worker_facts(self._worker, plain_cpu_weights=plain_cpu_weights().active)
+        live = _live_tensors(model)
+        packed = {
+            whole: tuple(pieces) for whole, pieces in getattr(model, "packed_modules_mapping", {}).items()
+        }
+        renames = _renamed_prefixes(model)
+        return WorkerDescription(
+            worker=self._worker.rank,
+            workers=config.parallel_config.world_size,
+            host=socket.gethostname(),
+            process_id=os.getpid(),
+            incarnation=self._incarnation_of(model),
+            device=str(self._worker.device),
+            gpu_uuid=_gpu_uuid(self._worker.device),
+            live=live,
+            expected=self._expected(live, packed, renames),
+            packed=packed,
+            renames=renames,
+            facts=facts,
+        )
+
+    def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
+        """What this era refuses of the engine, and names of the plan that reach no live tensor."""
+        description = self.describe()
+        problems = list(refusals_of(self._features()))
+        problems.extend(emptied_weights(description.live))
+        if problems:
+            return problems
+        names = {tensor.name for tensor in description.live}
+        return [
+            Problem(
+                "unreached",
+                wire.name,
+                f"no tensor of worker {description.worker}'s model ({type(self._model()).__name__}) is known "
+                "to receive it",
+                "Leave it out of the export, or report the architecture.",
+            )
+            for wire in plan.tensors
+            if not reach_of(wire.name, names, description.packed, description.renames).target
+        ]
+
+    def begin(self, version: int) -> None:
+        """Nothing to prepare: plain parameters are written in place."""
+
+    def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
+        """Gives `tensors` to the model's loader, in plan order.
+
+        What the loader returns is no evidence that it wrote (it names more or fewer than it did), so the
+        count is of what it was handed.
+        """
+        import torch
+
+        load: Any = self._model().load_weights
+        with torch.no_grad():
+            load(iter(tensors))
+        return len(tensors)
+
+    def finish(self, version: int) -> None:  # noqa: ARG002 - the contract's name
+        """Waits for the copies on the device, so that a report means written.
+
+        An unquantised dense model keeps nothing derived from its parameters (those that do are refused at
+        plan time), so there is nothing to process again.
+        """
+        if self._worker.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._worker.device)
+
+    def publish(self, version: int) -> None:
+        """The version label belongs to the engine core, which the front sets; a worker has none."""
+
+    def _model(self) -> nn.Module:
+        model: nn.Module = self._worker.model_runner.get_model()
+        return model
+
+    def _incarnation_of(self, model: nn.Module) -> str:
+        if model is not self._known_model:
+            self._known_model = model
+            self._incarnation = secrets.token_hex(8)
+        return self._incarnation
+
+    def _features(self) -> EngineFeatures:
+        config = self._worker.vllm_config
+        speculative = config.speculative_config
+        return EngineFeatures(
+            quantization=config.model_config.quantization or "",
+            experts=int(config.model_config.get_num_experts()),
+            lora=config.lora_config is not None,
+            pipeline_parallel=config.parallel_config.pipeline_parallel_size,
+            data_parallel=config.parallel_config.data_parallel_size,
+            latent_attention=bool(config.model_config.use_mla),
+            drafter="" if speculative is None else str(speculative.method or "speculative"),
+        )
+
+    def _expected(
+        self, live: tuple[LiveTensor, ...], packed: dict[str, tuple[str, ...]], renames: dict[str, str]
+    ) -> tuple[ExpectedTensor, ...]:
+        from weightlane.checkpoint import expected_tensors_of_config
+
+        try:
+            expected = expected_tensors_of_config(self._worker.vllm_config.model_config.hf_config)
+        except Exception:
+            if refusals_of(self._features()):
+                return ()  # the plan is refused for a better reason, by `check_plan`
+            raise
+        dtypes = {tensor.name: tensor.dtype for tensor in live}
+        filled: list[ExpectedTensor] = []
+        for tensor in expected:
+            target = reach_of(tensor.name, dtypes.keys(), packed, renames).target
+            filled.append(
+                ExpectedTensor(tensor.name, tensor.shape, dtypes.get(target, ""), tied_to=tensor.tied_to)
+            )
+        return tuple(filled)
+
+
+def _live_tensors(model: nn.Module) -> tuple[LiveTensor, ...]:
+    from weightlane.packing import dtype_name
+
+    parameters = [
+        LiveTensor(name, tuple(tensor.shape), dtype_name(tensor.dtype))
+        for name, tensor in model.named_parameters()
+    ]
+    buffers = [
+        LiveTensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), kind="buffer")
+        for name, tensor in model.named_buffers()
+    ]
+    return (*parameters, *buffers)
+
+
+def _renamed_prefixes(model: nn.Module) -> dict[str, str]:
+    """Checkpoint prefixes that the model class renames. One mapped to None is dropped by the loader."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    prefixes = getattr(mapper, "orig_to_new_prefix", None) or {}
+    return {old: new for old, new in prefixes.items() if new is not None}
+
+
+def _gpu_uuid(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    if uuid is None:
+        raise EngineError(
+            f"The worker on {device} cannot tell its GPU's UUID.",
+            "This torch build does not give it, and a peer is found by it.",
+            "Use torch 2.4 or newer.",
+        )
+    return str(uuid)

@@ -1,0 +1,21 @@
+"""The one method that vLLM's worker gains: `LLM(worker_extension_cls=WORKER_EXTENSION)`.
+
+vLLM imports this module in every worker process before it loads the model, which is where the CPU patch has
+to be applied. A message is bytes both ways, so `collective_rpc` needs no insecure serialisation.
+"""
+
+from __future__ import annotations
+
+from weightlane_vllm.patches import apply_where_viable
+
+PATCHED = apply_where_viable()
+
+
+class WeightlaneWorkerExtension:
+    """Mixed into the worker class; its only name is prefixed, since vLLM refuses any that collides."""
+
+    def weightlane_agent(self, message: bytes) -> bytes:
+        """Hands one encoded `AgentRequest` to this worker's agent; gives the encoded reply, never raises."""
+        from weightlane.agent import agent_of
+
+        return agent_of(self).handle(message)
