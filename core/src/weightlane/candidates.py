@@ -1,0 +1,158 @@
+"""Judges one backend against one engine's facts: version range, contract version, probe.
+
+Pure: facts in, verdict out, nothing raised and nothing warned. `weightlane.selection` ranks the verdicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from packaging.version import InvalidVersion, Version
+
+from weightlane.loading import api_refusal
+from weightlane.pins import assume_variable
+from weightlane.probes import NotViable, Viable, always_viable
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+    from weightlane.facts import EngineFacts, FactsSource
+    from weightlane.hook_calls import Selected
+
+RangePosition: TypeAlias = Literal["inside", "above", "below", "excluded", "unknown"]
+"""Where a version lies. `excluded` is a version that the range names with `!=`, which no probe overrules;
+`unknown` one that was not found or is no PEP 440 version."""
+
+_SOURCES: dict[FactsSource, str] = {
+    "worker": "as the live worker says",
+    "server": "as the live server says",
+    "installed": "as installed here",
+    "assumed": "assumed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One backend judged; `reason` is "" when it is viable, else says why it is not taken."""
+
+    backend: Selected
+    position: RangePosition
+    evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    reason: str = ""
+    cause: BaseException | None = None
+
+    @property
+    def viable(self) -> bool:
+        """Whether the backend may be chosen."""
+        return not self.reason
+
+
+def judge(backend: Selected, facts: EngineFacts) -> Verdict:
+    """Decides whether a backend fits an engine, and on which evidence.
+
+    The probe beats the version string where they disagree, and a note says so. `always_viable` looks at
+    nothing, so with it the range alone decides.
+    """
+    descriptor = backend.descriptor
+    refusal = api_refusal(descriptor)
+    position = position_of(facts.version, descriptor.versions)
+    if refusal:
+        return Verdict(backend, position, reason=refusal)
+    found, wanted = (
+        _engine_words(facts),
+        f"{descriptor.engine} {str(descriptor.versions) or 'of any version'}",
+    )
+    if position == "excluded":
+        return Verdict(backend, position, reason=f"{found} is a version that it excludes ({wanted})")
+    probed = descriptor.probe is not always_viable
+    if not probed and position != "inside":
+        return Verdict(backend, position, reason=f"it serves {wanted} and found {found}")
+    try:
+        result: object = descriptor.probe(facts)
+    except Exception as exc:  # noqa: BLE001 - one plugin's probe must not stop the others
+        return Verdict(backend, position, reason=f"its probe failed: {type(exc).__name__}: {exc}", cause=exc)
+    if isinstance(result, NotViable):
+        return Verdict(backend, position, reason=_refused(result, position, found, wanted))
+    if not isinstance(result, Viable):
+        return Verdict(
+            backend, position, reason=f"its probe returned {result!r}, neither Viable nor NotViable"
+        )
+    evidence = tuple(result.evidence)
+    if position == "inside":
+        return Verdict(backend, position, (f"{found} fits {wanted}", *evidence))
+    return Verdict(backend, position, evidence, (_outside(position, found, wanted, evidence, facts.engine),))
+
+
+def position_of(version: str, versions: SpecifierSet) -> RangePosition:
+    """Where `version` lies to a range, pre-releases and development versions included."""
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return "unknown" if len(versions) else "inside"
+    if versions.contains(parsed, prereleases=True):
+        return "inside"
+    failed = [item for item in versions if not item.contains(parsed, prereleases=True)]
+    if any(item.operator == "!=" for item in failed):
+        return "excluded"
+    above = [
+        item.operator in {"<", "<="} or _is_above(parsed, item.operator, item.version) for item in failed
+    ]
+    return "above" if all(above) else "below"
+
+
+def _is_above(version: Version, operator: str, bound: str) -> bool:
+    """For `==`, `===` and `~=`: on which side of the named version (`1.2.*` counts as 1.2) the other lies."""
+    if operator in {">", ">="}:
+        return False
+    try:
+        return version > Version(bound.removesuffix(".*"))
+    except InvalidVersion:
+        return False
+
+
+def _engine_words(facts: EngineFacts) -> str:
+    if not facts.version:
+        return f"{facts.engine} of unknown version"
+    return f"{facts.engine} {facts.version} ({_SOURCES[facts.source]})"
+
+
+def _refused(result: NotViable, position: RangePosition, found: str, wanted: str) -> str:
+    if position == "inside":
+        return f"its probe says: {result.reason} (although {found} fits {wanted})"
+    return f"its probe says: {result.reason}; and it serves {wanted}, not {found}"
+
+
+def _outside(position: RangePosition, found: str, wanted: str, evidence: tuple[str, ...], engine: str) -> str:
+    seen = "; ".join(evidence) or "it gave no evidence"
+    if position == "unknown":
+        return (
+            f"the version of {found} cannot be compared with {wanted}; the probe decided ({seen}). "
+            f"{assume_variable(engine)} states a version"
+        )
+    side = "newer than" if position == "above" else "older than"
+    return (
+        f"{found} is {side} the versions this backend was written for ({wanted}); it runs because its probe "
+        f"passed: {seen}"
+    )
+
+
+def newest_bound(versions: SpecifierSet) -> Version:
+    """The largest version that a range names; 0 when it names none."""
+    return max(_named_versions(versions), default=Version("0"))
+
+
+def oldest_bound(versions: SpecifierSet) -> Version:
+    """The smallest version that a range names; 0 when it names none."""
+    return min(_named_versions(versions), default=Version("0"))
+
+
+def _named_versions(versions: SpecifierSet) -> list[Version]:
+    named: list[Version] = []
+    for item in versions:
+        try:
+            named.append(Version(item.version.removesuffix(".*")))
+        except InvalidVersion:  # `===` takes any text
+            continue
+    return named

@@ -1,0 +1,110 @@
+"""Which plugins are there: sorted entry points, what is denied, which names clash. Imports no plugin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from packaging.utils import canonicalize_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GROUP = "weightlane"
+DISABLE_VARIABLE = "WEIGHTLANE_DISABLE_PLUGINS"
+STRICT_VARIABLE = "WEIGHTLANE_STRICT_PLUGINS"
+
+PluginState: TypeAlias = Literal["active", "disabled", "conflict", "incompatible", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry point of group `weightlane` and the distribution that declares it; not imported yet."""
+
+    name: str
+    distribution: str
+    version: str
+    point: EntryPoint
+
+    @property
+    def key(self) -> str:
+        """The name under which the plugin is registered: unlike `name`, no other distribution can take it."""
+        return f"{self.distribution}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginStatus:
+    """How one plugin fared.
+
+    `name` is its entry point's name, `error` says in a sentence why it is not active. `hooks` lists what it
+    implements and `engines` what it registers, as far as that became known.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    state: PluginState
+    error: str = ""
+    hooks: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The name under which the plugin is, or would be, registered; `Selected.plugin_name` of its backends."""
+        return f"{self.distribution}:{self.name}"
+
+    @property
+    def title(self) -> str:
+        """Name, distribution and version, for messages."""
+        return f"{self.name} of {self.distribution} {self.version}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class DenyList:
+    """Names from `WEIGHTLANE_DISABLE_PLUGINS`: entry points or distributions; `*` denies all."""
+
+    names: frozenset[str]
+
+    def denies(self, entry: Entry) -> bool:
+        """Whether this entry must not be imported."""
+        return bool(self.names & {"*", canonicalize_name(entry.name), canonicalize_name(entry.distribution)})
+
+    def unknown(self, entries: Sequence[Entry]) -> tuple[str, ...]:
+        """Names that deny nothing that is installed: likely misspelt."""
+        known = {canonicalize_name(entry.name) for entry in entries}
+        known |= {canonicalize_name(entry.distribution) for entry in entries}
+        return tuple(sorted(self.names - known - {"*"}))
+
+
+def deny_list(environ: Mapping[str, str]) -> DenyList:
+    """The names that the environment disables."""
+    words = (word.strip() for word in environ.get(DISABLE_VARIABLE, "").split(","))
+    return DenyList(frozenset(word if word == "*" else canonicalize_name(word) for word in words if word))
+
+
+def is_strict(environ: Mapping[str, str]) -> bool:
+    """Whether a plugin that cannot be used is an error at once."""
+    return environ.get(STRICT_VARIABLE, "").strip().lower() not in {"", "0", "false", "no", "off"}
+
+
+def find_entries() -> tuple[Entry, ...]:
+    """Every entry point of group `weightlane`, sorted, since their own order is that of folders on disk."""
+    entries: list[Entry] = []
+    for point in entry_points(group=GROUP):
+        if point.dist is None:
+            continue
+        name, version = point.dist.name, point.dist.version
+        entries.append(Entry(point.name, canonicalize_name(name), version or "", point))
+    return tuple(sorted(entries, key=lambda entry: (entry.name, entry.distribution, entry.point.value)))
+
+
+def clashing_names(entries: Sequence[Entry]) -> dict[str, tuple[Entry, ...]]:
+    """Entry names that more than one entry claims, with all of their claimants."""
+    counts = Counter(entry.name for entry in entries)
+    return {
+        name: tuple(entry for entry in entries if entry.name == name)
+        for name, count in counts.items()
+        if count > 1
+    }

@@ -1,0 +1,178 @@
+"""One typed method per hook. Each calls the chosen backend's plugin and wrappers, and no rival."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weightlane.errors import PluginError
+from weightlane.hook_errors import GuardedStream, HookSite, blamed_on
+from weightlane.notices import warn_once
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pluggy
+
+    from weightlane.contexts import (
+        AgentContext,
+        BuildRequestsContext,
+        EndpointContext,
+        ExportContext,
+        LaunchContext,
+        LaunchPlan,
+        MapNamesContext,
+        StreamContext,
+    )
+    from weightlane.endpoint import EngineEndpoint
+    from weightlane.engine_agent import WorkerEngine
+    from weightlane.events import SyncEvent
+    from weightlane.manifest import RankManifest
+    from weightlane.program import Lifecycle, Program
+    from weightlane.receiver import NameEntry
+    from weightlane.stream import ExportStream
+    from weightlane.types import BackendDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """One backend and the plugin that is called for it.
+
+    `version` is the distribution's, `evidence` what spoke for the backend, `notes` what a user should know
+    about the choice: a version outside its range, an assumed version, a rival that is broken.
+    """
+
+    descriptor: BackendDescriptor
+    plugin_name: str
+    distribution: str
+    version: str
+    evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """Backend, era, distribution and version, for messages."""
+        return (
+            f"{self.descriptor.name} ({self.descriptor.era}) of {self.distribution} {self.version}".rstrip()
+        )
+
+    @property
+    def reference(self) -> str:
+        """Names exactly this backend to another process; `Registry.backend_named` reads it."""
+        return f"{self.distribution}/{self.descriptor.name}@{self.descriptor.era}"
+
+
+class HookCalls:
+    """The hooks of the plugins in one manager."""
+
+    def __init__(self, manager: pluggy.PluginManager) -> None:
+        self._manager = manager
+
+    def implements(self, selected: Selected, hook: str) -> bool:
+        """Whether the chosen backend's plugin implements a hook."""
+        plugin = self._manager.get_plugin(selected.plugin_name)
+        return any(impl.plugin is plugin and not is_wrapper(impl) for impl in self._implementations(hook))
+
+    def call_plan_launch(self, selected: Selected, context: LaunchContext) -> LaunchPlan:
+        """`weightlane_plan_launch` of the chosen backend."""
+        plan: LaunchPlan = self._call(selected, "weightlane_plan_launch", context)
+        return plan
+
+    def call_open_endpoint(self, selected: Selected, context: EndpointContext) -> EngineEndpoint:
+        """`weightlane_open_endpoint` of the chosen backend."""
+        endpoint: EngineEndpoint = self._call(selected, "weightlane_open_endpoint", context)
+        return endpoint
+
+    def call_map_names(self, selected: Selected, context: MapNamesContext) -> tuple[NameEntry, ...]:
+        """`weightlane_map_names` of the chosen backend."""
+        hook = "weightlane_map_names"
+        answer: Sequence[NameEntry] = self._call(selected, hook, context)
+        with blamed_on(_site(selected, hook)):  # a generator does its work only now
+            return tuple(answer)
+
+    def call_build_requests(self, selected: Selected, context: BuildRequestsContext) -> Program:
+        """`weightlane_build_requests` of the chosen backend."""
+        program: Program = self._call(selected, "weightlane_build_requests", context)
+        return program
+
+    def call_plan_lifecycle(self, selected: Selected, context: BuildRequestsContext) -> Lifecycle:
+        """`weightlane_plan_lifecycle` of the chosen backend."""
+        lifecycle: Lifecycle = self._call(selected, "weightlane_plan_lifecycle", context)
+        return lifecycle
+
+    def call_describe_export(self, selected: Selected, context: ExportContext) -> RankManifest:
+        """`weightlane_describe_export` of the chosen backend."""
+        manifest: RankManifest = self._call(selected, "weightlane_describe_export", context)
+        return manifest
+
+    def call_export_params(self, selected: Selected, context: StreamContext) -> ExportStream:
+        """`weightlane_export_params` of the chosen backend; errors of later buckets name the plugin too."""
+        hook = "weightlane_export_params"
+        stream: ExportStream = self._call(selected, hook, context)
+        return GuardedStream(stream, _site(selected, hook))
+
+    def call_worker_agent(self, selected: Selected, context: AgentContext) -> WorkerEngine:
+        """`weightlane_worker_agent` of the chosen backend."""
+        engine: WorkerEngine = self._call(selected, "weightlane_worker_agent", context)
+        return engine
+
+    def emit(self, event: SyncEvent) -> None:
+        """Tells every observer. One that fails is warned of once and stops neither sync nor others."""
+        hook = "weightlane_sync_event"
+        implementations = self._implementations(hook)
+        plugins = [impl.plugin for impl in implementations if not is_wrapper(impl)]
+        for plugin in plugins:
+            others = [rival for rival in plugins if rival is not plugin]
+            try:
+                self._manager.subset_hook_caller(hook, others)(event=event)
+            except Exception as exc:  # noqa: BLE001 - observers must not end a sync
+                name = self._manager.get_name(plugin) or "of no name"
+                warn_once(f"Plugin {name} failed in {hook}: {type(exc).__name__}: {exc}; the sync goes on.")
+
+    def _call(self, selected: Selected, hook: str, context: object) -> Any:
+        site = _site(selected, hook)
+        plugin = self._manager.get_plugin(selected.plugin_name)
+        if plugin is None:
+            raise PluginError(
+                f"Backend {selected.origin} belongs to no plugin of this registry.",
+                "It was selected by another registry or another process.",
+                "Look it up here with backend_named().",
+            )
+        if not self.implements(selected, hook):
+            raise site.error(
+                "is not implemented.",
+                f"The plugin registers backend {selected.descriptor.name}, and this step needs the hook.",
+                f"Upgrade {selected.distribution}, or pin another backend.",
+            )
+        answers = self._ask(plugin, hook, site, context)
+        if not answers:
+            raise site.error(
+                "returned nothing.",
+                "A chosen backend must answer; None cannot be told from an oversight.",
+                f"Upgrade {selected.distribution}, or pin another backend.",
+            )
+        return answers[0]
+
+    def _ask(self, plugin: object, hook: str, site: HookSite, context: object) -> list[Any]:
+        """Calls one plugin's implementation together with wrappers; the answer is a list of none or one."""
+        rivals = [
+            impl.plugin
+            for impl in self._implementations(hook)
+            if impl.plugin is not plugin and not is_wrapper(impl)
+        ]
+        with blamed_on(site):
+            answers: list[Any] = self._manager.subset_hook_caller(hook, rivals)(context=context)
+        return answers
+
+    def _implementations(self, hook: str) -> list[Any]:
+        implementations: list[Any] = getattr(self._manager.hook, hook).get_hookimpls()
+        return implementations
+
+
+def is_wrapper(implementation: Any) -> bool:
+    """Whether an implementation is cross-cutting: it wraps whichever backend was chosen."""
+    return bool(implementation.wrapper or implementation.hookwrapper)
+
+
+def _site(selected: Selected, hook: str) -> HookSite:
+    return HookSite(selected.plugin_name, selected.distribution, selected.version, hook)

@@ -1,0 +1,109 @@
+"""Errors out of plugins: pluggy names nobody, so the plugin, its distribution and the hook are added here."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightlane.errors import HookError, WeightlaneError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    from torch import Tensor
+    from typing_extensions import Self
+
+    from weightlane.stream import ExportStream
+
+
+@dataclass(frozen=True, slots=True)
+class HookSite:
+    """Whose hook is running."""
+
+    plugin: str
+    distribution: str
+    version: str
+    hook: str
+
+    def __str__(self) -> str:
+        return f"plugin {self.plugin} of {self.distribution} {self.version}".rstrip()
+
+    def error(self, problem: str, why: str, fix: str) -> HookError:
+        """A `HookError` that names this plugin, its distribution and the hook."""
+        return HookError(f"Hook {self.hook} of {self} {problem}", why, fix)
+
+
+@contextmanager
+def blamed_on(site: HookSite) -> Iterator[None]:
+    """Turns whatever a plugin raises into a `HookError` that names it.
+
+    An error of weightlane's own types keeps its type, since callers tell a dead engine from a bad plan by
+    it; from Python 3.11 on it gets a note with the plugin instead.
+    """
+    try:
+        yield
+    except WeightlaneError as exc:
+        if sys.version_info >= (3, 11):
+            exc.add_note(f"Raised by {site} in {site.hook}.")
+        raise
+    except Exception as exc:
+        raise site.error(
+            f"failed: {type(exc).__name__}: {str(exc).strip() or 'no message'}.",
+            "The plugin raised this itself; the cause above has its traceback.",
+            f"Report it to the authors of {site.distribution}, or pin or install another backend.",
+        ) from exc
+
+
+class _GuardedIterator:
+    """Holds no bucket itself: the stream may reuse its storage when the next one is asked for."""
+
+    def __init__(self, buckets: Iterator[Sequence[tuple[int, Tensor]]], site: HookSite) -> None:
+        self._buckets = buckets
+        self._site = site
+
+    def __iter__(self) -> _GuardedIterator:
+        return self
+
+    def __next__(self) -> Sequence[tuple[int, Tensor]]:
+        with blamed_on(self._site):
+            try:
+                return next(self._buckets)
+            except StopIteration:
+                pass
+        raise StopIteration
+
+
+class GuardedStream:
+    """An export stream whose errors, also those of later buckets, name the plugin that made it."""
+
+    def __init__(self, stream: ExportStream, site: HookSite) -> None:
+        self._stream = stream
+        self._site = site
+        with blamed_on(site):
+            self.collective = stream.collective
+            self.owns_storage = stream.owns_storage
+            self.device = stream.device
+
+    def __iter__(self) -> Iterator[Sequence[tuple[int, Tensor]]]:
+        """The plugin's buckets."""
+        with blamed_on(self._site):
+            return _GuardedIterator(iter(self._stream), self._site)
+
+    def __enter__(self) -> Self:
+        """Enters the plugin's stream."""
+        with blamed_on(self._site):
+            self._stream.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leaves the plugin's stream."""
+        with blamed_on(self._site):
+            self._stream.__exit__(exc_type, exc, traceback)

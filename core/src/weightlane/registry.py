@@ -1,0 +1,351 @@
+"""The plugins of this process: which there are, how each fared, what they register.
+
+Every process loads its own registry, on first use and never at import. Names and typed messages cross process
+borders, plugin objects do not.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import canonicalize_name
+
+from weightlane.discovery import (
+    DISABLE_VARIABLE,
+    STRICT_VARIABLE,
+    Entry,
+    PluginState,
+    PluginStatus,
+    clashing_names,
+    deny_list,
+    find_entries,
+    is_strict,
+)
+from weightlane.errors import PluginError, SelectionError, WeightlaneError, near_names
+from weightlane.facts import SOURCE_QUALITY, EngineFacts, no_facts
+from weightlane.hook_calls import HookCalls, Selected
+from weightlane.hook_errors import HookSite
+from weightlane.loading import Loaded, load_entry, new_manager, register_plugin
+from weightlane.notices import PluginWarning, warn_once
+from weightlane.pins import Pin, engine_key, find_pins, with_assumed_version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pluggy
+
+    from weightlane.contexts import RolloutTarget
+
+
+class Registry(HookCalls):
+    """Plugins, their states and their hooks.
+
+    `Registry().load()` finds installed plugins; tests start from an empty one and `register`. Of the
+    environment it reads `WEIGHTLANE_DISABLE_PLUGINS`, `WEIGHTLANE_STRICT_PLUGINS`, `WEIGHTLANE_PIN_<ENGINE>`
+    and `WEIGHTLANE_ASSUME_<ENGINE>_VERSION`; of the folder `project`, pins in its pyproject.toml.
+
+    Args:
+        manager: holds the plugins; a fresh one when None.
+        environ: stands in for the process's environment.
+        project: the folder whose pyproject.toml may hold pins; the working directory when None.
+    """
+
+    def __init__(
+        self,
+        manager: pluggy.PluginManager | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        project: Path | None = None,
+    ) -> None:
+        super().__init__(new_manager() if manager is None else manager)
+        self.environ: Mapping[str, str] = os.environ if environ is None else environ
+        self.pins: Mapping[str, Pin] = find_pins(self.environ, Path.cwd() if project is None else project)
+        self._loaded: dict[str, Loaded] = {}
+        self._conflicts: dict[str, Entry] = {}
+        self._is_loaded = False
+        self._lock = threading.RLock()
+
+    # -- loading ------------------------------------------------------------------------------------------
+
+    def load(self) -> Registry:
+        """Loads every installed plugin that is not disabled, each in isolation. Idempotent.
+
+        Raises:
+            PluginError: `WEIGHTLANE_STRICT_PLUGINS` is set and a plugin cannot be used.
+        """
+        with self._lock:
+            if not self._is_loaded:
+                self._is_loaded = True
+                self._load_entries(find_entries())
+                self._report()
+        return self
+
+    def register(
+        self, plugin: Any, *, name: str, distribution: str = "in-process", version: str = ""
+    ) -> PluginStatus:
+        """Adds a plugin object that no entry point names, under the same rules; gives its status."""
+        with self._lock:
+            key = f"{canonicalize_name(distribution)}:{name}"
+            if key in self._loaded:
+                raise PluginError(
+                    f"Plugin {name} of {distribution} is registered already.",
+                    "A name stands for one plugin.",
+                    "Register it once, or under another name.",
+                )
+            loaded = register_plugin(
+                self._manager,
+                plugin,
+                key=key,
+                name=name,
+                distribution=canonicalize_name(distribution),
+                version=version,
+            )
+            self._loaded[key] = loaded
+            return loaded.status
+
+    def admit(self, distribution: str, entry: str = "") -> None:
+        """Loads the side of a name conflict that a pin has chosen; the others stay out."""
+        with self._lock:
+            for key, found in list(self._conflicts.items()):
+                if found.distribution == canonicalize_name(distribution) and entry in {"", found.name}:
+                    del self._conflicts[key]
+                    self._loaded[key] = load_entry(self._manager, found)
+
+    def _load_entries(self, entries: Sequence[Entry]) -> None:
+        denied = deny_list(self.environ)
+        for name in denied.unknown(entries):
+            near = near_names(name, [word for item in entries for word in (item.name, item.distribution)])
+            if near:
+                warn_once(
+                    f"{DISABLE_VARIABLE} names {name}, which is not installed; near: {', '.join(near)}."
+                )
+        allowed = [entry for entry in entries if not denied.denies(entry)]
+        clashes = clashing_names(allowed)
+        for entry in entries:
+            if denied.denies(entry):
+                self._hold_back(entry, "disabled", f"{DISABLE_VARIABLE} names it")
+            elif entry.name in clashes and not self._pin_settles(entry, clashes[entry.name]):
+                claimants = ", ".join(f"{item.distribution} {item.version}" for item in clashes[entry.name])
+                if sum(item.key == entry.key for item in clashes[entry.name]) == 1:
+                    self._conflicts[entry.key] = entry
+                self._hold_back(
+                    entry,
+                    "conflict",
+                    f"entry point {entry.name} is claimed by {claimants}; uninstall or disable one, or pin "
+                    f"one: WEIGHTLANE_PIN_{engine_key(entry.name)}={entry.distribution}",
+                )
+            else:
+                self._loaded[entry.key] = load_entry(self._manager, entry)
+
+    def _pin_settles(self, entry: Entry, claimants: Sequence[Entry]) -> bool:
+        """Whether pins choose this entry and no other claimant of its name."""
+        own = self.pins.get(engine_key(entry.name))
+        pins = [own] if own is not None else list(self.pins.values())
+        chosen = [item for item in claimants if any(pin.names(item.distribution, item.name) for pin in pins)]
+        return chosen == [entry]
+
+    def _hold_back(self, entry: Entry, state: PluginState, error: str) -> None:
+        status = PluginStatus(entry.name, entry.distribution, entry.version, state, error)
+        self._loaded[entry.key] = Loaded(entry.key, status)
+
+    def _report(self) -> None:
+        bad = [item for item in self._loaded.values() if item.status.state not in {"active", "disabled"}]
+        if bad and is_strict(self.environ):
+            lines = "; ".join(
+                f"{item.status.title} is {item.status.state}: {item.status.error}" for item in bad
+            )
+            raise PluginError(
+                f"{len(bad)} plugin{'' if len(bad) == 1 else 's'} cannot be used: {lines}.",
+                f"{STRICT_VARIABLE} asks for every installed plugin to work.",
+                f"Mend or uninstall it, name it in {DISABLE_VARIABLE}, or unset {STRICT_VARIABLE}.",
+            ) from bad[0].cause
+        for item in bad:
+            warn_once(
+                f"Plugin {item.status.title} is {item.status.state}: {item.status.error}.", stacklevel=4
+            )
+        engines = self.engines()
+        for key, pin in self.pins.items():
+            near = near_names(key, [engine_key(engine) for engine in engines])
+            if key not in {engine_key(engine) for engine in engines} and near:
+                warn_once(
+                    f"{pin.origin} pins engine {key}, which no plugin registers; near: {', '.join(near)}."
+                )
+
+    # -- what is there ------------------------------------------------------------------------------------
+
+    def statuses(self) -> tuple[PluginStatus, ...]:
+        """Every plugin found, in any state, by entry point and distribution."""
+        return tuple(
+            sorted((item.status for item in self._loaded.values()), key=lambda s: (s.name, s.distribution))
+        )
+
+    def cause_of(self, status: PluginStatus) -> BaseException | None:
+        """What stopped a broken plugin, to be raised from when it is chosen."""
+        return next((item.cause for item in self._loaded.values() if item.status == status), None)
+
+    def backends(self) -> tuple[Selected, ...]:
+        """Every backend of every active plugin, one per era, in a stable order; nothing is selected yet."""
+        return self._registered("active")
+
+    def refused_backends(self) -> tuple[Selected, ...]:
+        """Backends whose plugin got as far as registering them and then was refused."""
+        return self._registered("incompatible")
+
+    def engines(self) -> tuple[str, ...]:
+        """Engines that an active plugin registers."""
+        return tuple(sorted({item.descriptor.engine for item in self.backends()}))
+
+    def _registered(self, state: str) -> tuple[Selected, ...]:
+        found = [
+            Selected(descriptor, item.key, item.status.distribution, item.status.version)
+            for item in self._loaded.values()
+            if item.status.state == state
+            for descriptor in item.descriptors
+        ]
+        return tuple(
+            sorted(
+                found, key=lambda s: (s.descriptor.role, s.descriptor.name, s.distribution, s.descriptor.era)
+            )
+        )
+
+    def status_of(self, backend: Selected) -> PluginStatus:
+        """The status of the plugin behind a backend."""
+        return self._loaded[backend.plugin_name].status
+
+    def backend_named(self, name: str) -> Selected | None:
+        """The backend that another process selected, by backend name or by `Selected.reference`.
+
+        Raises:
+            PluginError: the plugin of that name is here and cannot be used.
+            SelectionError: several backends have that name; a reference is needed.
+        """
+        found = [item for item in self.backends() if name in {item.descriptor.name, item.reference}]
+        if len(found) > 1:
+            raise SelectionError(
+                f"Backend name {name} stands for {len(found)} backends here.",
+                f"They are {', '.join(item.origin for item in found)}.",
+                f"Name one by its reference, such as {found[0].reference}.",
+            )
+        if found:
+            return found[0]
+        for item in self._loaded.values():
+            distribution = item.status.distribution
+            if item.status.state != "active" and (
+                name == item.status.name or name.startswith(f"{distribution}/")
+            ):
+                raise not_usable(item.status) from item.cause
+        return None
+
+    # -- facts --------------------------------------------------------------------------------------------
+
+    def collect_facts(self, engine: str, target: RolloutTarget | None = None) -> EngineFacts:
+        """Facts of one engine, from the best source that any plugin registering it reaches.
+
+        Without a target, an engine that no plugin describes is looked up by its distributions' metadata. With
+        one, what is installed here says nothing of it, so facts without a version come back. A version that
+        the user assumes (`WEIGHTLANE_ASSUME_<ENGINE>_VERSION`) replaces the one found.
+
+        Raises:
+            WeightlaneError: no plugin gave facts, and one failed; the first failure.
+        """
+        from weightlane.contexts import FactsContext
+
+        found: list[EngineFacts] = []
+        failures: list[WeightlaneError] = []
+        names: dict[str, None] = {}
+        hook = "weightlane_collect_facts"
+        for backend in self._one_per_plugin(engine):
+            distributions = self._distributions(engine, backend.plugin_name)
+            names.update(dict.fromkeys(distributions))
+            if not self.implements(backend, hook):
+                continue
+            site = HookSite(backend.plugin_name, backend.distribution, backend.version, hook)
+            plugin = self._manager.get_plugin(backend.plugin_name)
+            try:
+                found += self._ask(plugin, hook, site, FactsContext(engine, distributions, target))
+            except WeightlaneError as exc:
+                failures.append(exc)
+        if found:
+            for failure in failures:
+                warn_once(f"Facts of {engine} come from another plugin, since one failed: {failure}")
+            # Of two equally good sources the one that knows the version; then the plugins' stable order.
+            facts = max(found, key=lambda item: (SOURCE_QUALITY[item.source], bool(item.version)))
+        elif failures:
+            raise failures[0]
+        else:
+            facts = no_facts(engine) if target is not None else installed_facts(engine, tuple(names))
+        return with_assumed_version(facts, self.environ)
+
+    def _one_per_plugin(self, engine: str) -> tuple[Selected, ...]:
+        by_plugin = {item.plugin_name: item for item in self.backends() if item.descriptor.engine == engine}
+        return tuple(by_plugin.values())
+
+    def _distributions(self, engine: str, plugin_name: str) -> tuple[str, ...]:
+        """Names under which one plugin says that the engine may be installed, in the plugin's order."""
+        found = (
+            name
+            for item in self.backends()
+            if item.plugin_name == plugin_name and item.descriptor.engine == engine
+            for name in item.descriptor.distributions
+        )
+        return tuple(dict.fromkeys(found))
+
+
+def installed_facts(engine: str, distributions: Sequence[str]) -> EngineFacts:
+    """Facts of an installed engine from metadata alone: its version; nothing is imported or searched for."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in distributions:
+        try:
+            return EngineFacts(engine=engine, version=version(name), source="installed")
+        except PackageNotFoundError:
+            continue
+    return no_facts(engine)
+
+
+def not_usable(status: PluginStatus) -> PluginError:
+    """The error of asking for a plugin that is not active; raise it from the plugin's own cause."""
+    fixes: dict[PluginState, str] = {
+        "disabled": "Take it out of WEIGHTLANE_DISABLE_PLUGINS.",
+        "conflict": "Uninstall or disable one of them, or pin one.",
+        "incompatible": f"Install matching versions: pip install -U weightlane {status.distribution}.",
+        "broken": f"Reinstall it, or report it to its authors: pip install -U {status.distribution}.",
+    }
+    return PluginError(
+        f"Plugin {status.title} is {status.state}.",
+        f"{status.error[:1].upper()}{status.error[1:].rstrip('.')}.",
+        fixes.get(status.state, ""),
+    )
+
+
+_process_registry: Registry | None = None
+_process_lock = threading.Lock()
+
+
+def get_registry() -> Registry:
+    """This process's registry, loaded on the first call.
+
+    Raises:
+        PluginError: `WEIGHTLANE_STRICT_PLUGINS` is set and a plugin cannot be used.
+        PinError: a pin of the environment or of ./pyproject.toml cannot be read.
+    """
+    global _process_registry  # noqa: PLW0603 - one registry per process is the point
+    with _process_lock:
+        if _process_registry is None:
+            _process_registry = Registry().load()
+        return _process_registry
+
+
+__all__ = [
+    "PluginStatus",
+    "PluginWarning",
+    "Registry",
+    "Selected",
+    "get_registry",
+    "installed_facts",
+    "not_usable",
+    "warn_once",
+]
