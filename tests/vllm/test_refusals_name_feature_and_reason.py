@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
+
+from weightlane.receiver import LiveTensor
+
+
+def test_a_plain_dense_engine_is_not_refused() -> None:
+    assert refusals_of(EngineFeatures()) == ()
+    assert refusals_of(EngineFeatures(lora=True)) == ()
+
+
+@pytest.mark.parametrize(
+    ("features", "subject", "reason"),
+    [
+        (EngineFeatures(quantization="fp8"), "quantization", "fp8"),
+        (EngineFeatures(experts=8), "mixture-of-experts", "8 routed experts"),
+        (EngineFeatures(experts=8, lora=True), "mixture-of-experts", "reports success"),
+        (EngineFeatures(pipeline_parallel=2), "pipeline-parallel", "2 pipeline stages"),
+        (EngineFeatures(data_parallel=2), "data-parallel", "2 data-parallel"),
+        (EngineFeatures(latent_attention=True), "latent-attention", "kv_b_proj"),
+        (EngineFeatures(drafter="eagle"), "speculative-decoding", "eagle"),
+    ],
+)
+def test_each_feature_is_refused_by_name(features: EngineFeatures, subject: str, reason: str) -> None:
+    (problem,) = refusals_of(features)
+    assert (problem.kind, problem.subject) == ("capability", subject)
+    assert reason in problem.what
+    assert problem.fix
+
+
+def test_all_refusals_come_at_once() -> None:
+    problems = refusals_of(EngineFeatures(quantization="awq", experts=4, pipeline_parallel=2))
+    assert [problem.subject for problem in problems] == [
+        "quantization",
+        "mixture-of-experts",
+        "pipeline-parallel",
+    ]
+
+
+def test_packed_away_parameters_are_named() -> None:
+    live = (LiveTensor("a.weight", (4, 4), "float32"), LiveTensor("b.weight", (0,), "float32"))
+    (problem,) = emptied_weights(live)
+    assert problem.subject == "b.weight"
+    assert emptied_weights(live[:1]) == ()
