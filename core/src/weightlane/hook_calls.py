@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         BuildRequestsContext,
         EndpointContext,
         ExportContext,
+        FactsContext,
         LaunchContext,
         LaunchPlan,
         MapNamesContext,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from weightlane.endpoint import EngineEndpoint
     from weightlane.engine_agent import WorkerEngine
     from weightlane.events import SyncEvent
+    from weightlane.facts import EngineFacts
     from weightlane.manifest import RankManifest
     from weightlane.program import Lifecycle, Program
     from weightlane.receiver import NameEntry
@@ -72,6 +74,15 @@ class HookCalls:
         """Whether the chosen backend's plugin implements a hook."""
         plugin = self._manager.get_plugin(selected.plugin_name)
         return any(impl.plugin is plugin and not is_wrapper(impl) for impl in self._implementations(hook))
+
+    def call_collect_facts(self, selected: Selected, context: FactsContext) -> EngineFacts | None:
+        """`weightlane_collect_facts` of this plugin; None when it has no such hook or cannot tell."""
+        hook = "weightlane_collect_facts"
+        if not self.implements(selected, hook):
+            return None
+        plugin = self._manager.get_plugin(selected.plugin_name)
+        answers: list[EngineFacts] = self._ask(plugin, hook, _site(selected, hook), context)
+        return answers[0] if answers else None
 
     def call_plan_launch(self, selected: Selected, context: LaunchContext) -> LaunchPlan:
         """`weightlane_plan_launch` of the chosen backend."""

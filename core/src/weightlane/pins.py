@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 
+from weightlane.discovery import normalized
 from weightlane.errors import PinError
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Pin:
 
     def names(self, distribution: str, entry: str) -> bool:
         """Whether the pin is about this entry point of this distribution, whatever its version."""
-        return self.distribution == canonicalize_name(distribution) and self.entry in {"", entry}
+        return self.distribution == normalized(distribution) and self.entry in {"", entry}
 
 
 def engine_key(engine: str) -> str:
@@ -54,6 +53,8 @@ def parse_pin(text: str, origin: str) -> Pin:
     Raises:
         PinError: it is not a distribution name with an optional version range and entry point.
     """
+    from packaging.requirements import InvalidRequirement, Requirement  # few processes have a pin to read
+
     try:
         requirement = Requirement(text)
     except InvalidRequirement as exc:
@@ -63,7 +64,7 @@ def parse_pin(text: str, origin: str) -> Pin:
     if len(requirement.extras) > 1:
         raise _malformed(text, origin, "a pin names at most one entry point in brackets")
     return Pin(
-        distribution=canonicalize_name(requirement.name),
+        distribution=normalized(requirement.name),
         versions=requirement.specifier,
         entry=next(iter(requirement.extras), ""),
         text=text,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+from weightlane.discovery import not_usable
 from weightlane.errors import PinError, SelectionError, near_names
 from weightlane.pins import assume_variable, engine_key
-from weightlane.registry import not_usable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ def install_command(engine: str) -> str:
 
 
 def claimants(registry: Registry, engine: str) -> tuple[PluginStatus, ...]:
-    """Plugins that are not active and, by their entry point's name or their descriptors, serve this engine."""
+    """Plugins that are not active and, by their name or descriptors, serve this engine."""
     return tuple(
         status
         for status in registry.statuses()

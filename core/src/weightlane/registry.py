@@ -11,8 +11,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packaging.utils import canonicalize_name
-
 from weightlane.discovery import (
     DISABLE_VARIABLE,
     STRICT_VARIABLE,
@@ -23,14 +21,14 @@ from weightlane.discovery import (
     deny_list,
     find_entries,
     is_strict,
+    normalized,
+    not_usable,
 )
-from weightlane.errors import PluginError, SelectionError, WeightlaneError, near_names
-from weightlane.facts import SOURCE_QUALITY, EngineFacts, no_facts
+from weightlane.errors import PluginError, SelectionError, near_names
 from weightlane.hook_calls import HookCalls, Selected
-from weightlane.hook_errors import HookSite
 from weightlane.loading import Loaded, load_entry, new_manager, register_plugin
 from weightlane.notices import PluginWarning, warn_once
-from weightlane.pins import Pin, engine_key, find_pins, with_assumed_version
+from weightlane.pins import Pin, engine_key, find_pins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     import pluggy
 
     from weightlane.contexts import RolloutTarget
+    from weightlane.facts import EngineFacts
 
 
 class Registry(HookCalls):
@@ -88,7 +87,7 @@ class Registry(HookCalls):
     ) -> PluginStatus:
         """Adds a plugin object that no entry point names, under the same rules; gives its status."""
         with self._lock:
-            key = f"{canonicalize_name(distribution)}:{name}"
+            key = f"{normalized(distribution)}:{name}"
             if key in self._loaded:
                 raise PluginError(
                     f"Plugin {name} of {distribution} is registered already.",
@@ -100,7 +99,7 @@ class Registry(HookCalls):
                 plugin,
                 key=key,
                 name=name,
-                distribution=canonicalize_name(distribution),
+                distribution=normalized(distribution),
                 version=version,
             )
             self._loaded[key] = loaded
@@ -110,7 +109,7 @@ class Registry(HookCalls):
         """Loads the side of a name conflict that a pin has chosen; the others stay out."""
         with self._lock:
             for key, found in list(self._conflicts.items()):
-                if found.distribution == canonicalize_name(distribution) and entry in {"", found.name}:
+                if found.distribution == normalized(distribution) and entry in {"", found.name}:
                     del self._conflicts[key]
                     self._loaded[key] = load_entry(self._manager, found)
 
@@ -239,8 +238,6 @@ class Registry(HookCalls):
                 raise not_usable(item.status) from item.cause
         return None
 
-    # -- facts --------------------------------------------------------------------------------------------
-
     def collect_facts(self, engine: str, target: RolloutTarget | None = None) -> EngineFacts:
         """Facts of one engine, from the best source that any plugin registering it reaches.
 
@@ -251,74 +248,9 @@ class Registry(HookCalls):
         Raises:
             WeightlaneError: no plugin gave facts, and one failed; the first failure.
         """
-        from weightlane.contexts import FactsContext
+        from weightlane.fact_sources import collect_facts
 
-        found: list[EngineFacts] = []
-        failures: list[WeightlaneError] = []
-        names: dict[str, None] = {}
-        hook = "weightlane_collect_facts"
-        for backend in self._one_per_plugin(engine):
-            distributions = self._distributions(engine, backend.plugin_name)
-            names.update(dict.fromkeys(distributions))
-            if not self.implements(backend, hook):
-                continue
-            site = HookSite(backend.plugin_name, backend.distribution, backend.version, hook)
-            plugin = self._manager.get_plugin(backend.plugin_name)
-            try:
-                found += self._ask(plugin, hook, site, FactsContext(engine, distributions, target))
-            except WeightlaneError as exc:
-                failures.append(exc)
-        if found:
-            for failure in failures:
-                warn_once(f"Facts of {engine} come from another plugin, since one failed: {failure}")
-            # Of two equally good sources the one that knows the version; then the plugins' stable order.
-            facts = max(found, key=lambda item: (SOURCE_QUALITY[item.source], bool(item.version)))
-        elif failures:
-            raise failures[0]
-        else:
-            facts = no_facts(engine) if target is not None else installed_facts(engine, tuple(names))
-        return with_assumed_version(facts, self.environ)
-
-    def _one_per_plugin(self, engine: str) -> tuple[Selected, ...]:
-        by_plugin = {item.plugin_name: item for item in self.backends() if item.descriptor.engine == engine}
-        return tuple(by_plugin.values())
-
-    def _distributions(self, engine: str, plugin_name: str) -> tuple[str, ...]:
-        """Names under which one plugin says that the engine may be installed, in the plugin's order."""
-        found = (
-            name
-            for item in self.backends()
-            if item.plugin_name == plugin_name and item.descriptor.engine == engine
-            for name in item.descriptor.distributions
-        )
-        return tuple(dict.fromkeys(found))
-
-
-def installed_facts(engine: str, distributions: Sequence[str]) -> EngineFacts:
-    """Facts of an installed engine from metadata alone: its version; nothing is imported or searched for."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in distributions:
-        try:
-            return EngineFacts(engine=engine, version=version(name), source="installed")
-        except PackageNotFoundError:
-            continue
-    return no_facts(engine)
-
-
-def not_usable(status: PluginStatus) -> PluginError:
-    """The error of asking for a plugin that is not active; raise it from the plugin's own cause."""
-    fixes: dict[PluginState, str] = {
-        "disabled": "Take it out of WEIGHTLANE_DISABLE_PLUGINS.",
-        "conflict": "Uninstall or disable one of them, or pin one.",
-        "incompatible": f"Install matching versions: pip install -U weightlane {status.distribution}.",
-        "broken": f"Reinstall it, or report it to its authors: pip install -U {status.distribution}.",
-    }
-    return PluginError(
-        f"Plugin {status.title} is {status.state}.",
-        f"{status.error[:1].upper()}{status.error[1:].rstrip('.')}.",
-        fixes.get(status.state, ""),
-    )
+        return collect_facts(self, engine, target)
 
 
 _process_registry: Registry | None = None
@@ -345,7 +277,5 @@ __all__ = [
     "Registry",
     "Selected",
     "get_registry",
-    "installed_facts",
-    "not_usable",
     "warn_once",
 ]

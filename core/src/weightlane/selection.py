@@ -10,20 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from packaging.utils import canonicalize_name
-
 from weightlane.candidates import Verdict, judge, newest_bound, oldest_bound
+from weightlane.discovery import normalized, not_usable
 from weightlane.errors import PinError, near_names
 from weightlane.hook_calls import Selected
 from weightlane.notices import warn_once
 from weightlane.pins import Pin, assume_variable, engine_key, parse_pin, with_assumed_version
 from weightlane.refusals import claimants, raise_no_candidate, raise_tie, raise_unmet_pin
-from weightlane.registry import Registry, not_usable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightlane.facts import EngineFacts
+    from weightlane.registry import Registry
     from weightlane.types import Role
 
 
@@ -157,7 +156,7 @@ def _require_pinned_plugin(registry: Registry, pin: Pin, engine: str) -> None:
     """Sees to it that the pinned plugin is here, of the pinned version, and active."""
     registry.admit(pin.distribution, pin.entry)
     statuses = registry.statuses()
-    ours = [item for item in statuses if canonicalize_name(item.distribution) == pin.distribution]
+    ours = [item for item in statuses if normalized(item.distribution) == pin.distribution]
     named = [item for item in ours if pin.entry in {"", item.name}]
     if not named:
         what = f"has no entry point {pin.entry}" if ours else "is not installed, or registers no plugin"
