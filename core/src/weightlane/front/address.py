@@ -96,7 +96,7 @@ def prepare_socket_folder(address: FrontAddress) -> None:
     if folder.st_uid != os.getuid() or folder.st_mode & 0o077:
         raise EngineError(
             f"A front cannot listen in {path.parent}.",
-            f"The folder has mode {stat.S_IMODE(folder.st_mode):04o} and owner {folder.st_uid}, so that others "
+            f"Its mode is {stat.S_IMODE(folder.st_mode):04o} and its owner {folder.st_uid}, so that others "
             "could connect to the engine.",
             f"Use a folder of your own with mode 0700 (the front makes it when it is missing): chmod 700 "
             f"{path.parent}",

@@ -1,0 +1,152 @@
+"""The reference engine: one transformers model, behind a front or in the trainer's own process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from weightlane.agent import agent_of
+from weightlane.errors import EngineError, NotServableError, SyncTimeoutError
+from weightlane.facts import EngineFacts
+from weightlane.front.desk import FrontDesk
+from weightlane.reference.generation import generate_tokens
+from weightlane.reference.worker import ReferenceWorker
+
+if TYPE_CHECKING:
+    from weightlane.messages import Generate, Generations
+
+_FENCE_WAIT_SECONDS = 60.0
+
+ComputeDtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class ReferenceEngine:
+    """A causal language model from a folder, with generation, log-probs and a weight version.
+
+    Implements `FrontEngine`; its `worker` implements `WorkerEngine`. One generation runs at a time.
+
+    Args:
+        model_path: a Hugging Face checkpoint folder. Nothing is downloaded, no code from it is run.
+        dtype: what the model computes in and holds; "auto" keeps the checkpoint's. The default is float32,
+            so that log-probs can be compared.
+        device: a torch device.
+
+    Raises:
+        EngineError: the folder cannot be loaded, or its model holds fused experts.
+    """
+
+    def __init__(self, model_path: str, *, dtype: ComputeDtype = "float32", device: str = "cpu") -> None:
+        self.model_path = str(Path(model_path).resolve())
+        self.model = load_model(self.model_path, dtype).to(device).eval()
+        self._busy = threading.Lock()
+        self._version: int | None = None
+        self._writing: int | None = None
+        self.worker = ReferenceWorker(self)
+        self.desk = FrontDesk(self, origin=f"reference engine (process {os.getpid()})")
+
+    @property
+    def version(self) -> int | None:
+        """The published weight version; None while the weights are the folder's."""
+        return self._version
+
+    @property
+    def servable(self) -> bool:
+        """False from the first write of a sync until a sync is published."""
+        return self._writing is None
+
+    def facts(self) -> EngineFacts:
+        """This engine as it is."""
+        import transformers
+
+        return EngineFacts(
+            engine="reference",
+            version=transformers.__version__,
+            source="worker",
+            model_path=self.model_path,
+            device=str(self.model.device),
+        )
+
+    def call_workers(self, message: bytes, timeout_seconds: float) -> list[bytes]:
+        """The one worker is this engine; its agent bounds its own waits."""
+        del timeout_seconds
+        return [agent_of(self).handle(message)]
+
+    def call(self, route: str, timeout_seconds: float) -> str:
+        """This engine has no calls of its own."""
+        del timeout_seconds
+        raise EngineError(
+            f"The reference engine has no call {route!r}.", "It has none at all.", "Leave it out of the plan."
+        )
+
+    def generate(self, request: Generate) -> Generations:
+        """Continuations with log-probs; see `generate_tokens`.
+
+        Raises:
+            NotServableError: a sync has begun and is not published, or has failed.
+        """
+        with self._busy:
+            if self._writing is not None:
+                raise NotServableError(
+                    "The reference engine refuses to generate.",
+                    f"Its weights are being written, or were half-written, by a sync to version {self._writing}.",
+                    "Sync until a sync is published.",
+                )
+            return generate_tokens(self.model, request, version=self._version)
+
+    def shutdown(self) -> None:
+        """Nothing outlives the process."""
+
+    def fence(self, version: int) -> None:
+        """Refuses generation until `unfence`, after the running one has ended.
+
+        Raises:
+            SyncTimeoutError: a generation still ran after a minute; nothing was fenced.
+        """
+        if not self._busy.acquire(timeout=_FENCE_WAIT_SECONDS):
+            raise SyncTimeoutError(
+                f"Version {version} waited {_FENCE_WAIT_SECONDS:g} s for a running generation.",
+                "Weights are not written while the engine generates.",
+                "Sync between generations.",
+            )
+        try:
+            self._writing = version
+        finally:
+            self._busy.release()
+
+    def unfence(self, version: int) -> None:
+        """Generates again, and stamps `version`."""
+        with self._busy:
+            self._version, self._writing = version, None
+
+
+def load_model(folder: str, dtype: ComputeDtype) -> Any:
+    """The model in `folder`, in `dtype`, on CPU.
+
+    Raises:
+        EngineError: transformers cannot load it.
+    """
+    import torch
+    from packaging.version import Version
+
+    try:
+        import transformers
+    except ImportError as error:
+        raise EngineError(
+            f"The reference engine needs transformers: {error}.",
+            fix='Install it: pip install "weightlane[reference]"',
+        ) from error
+    # Renamed in 4.56; the old name warns since, and the new one was ignored before.
+    keyword = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **{keyword: wanted}
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise EngineError(
+            f"The reference engine cannot load {folder}: {error}.",
+            "The folder must hold a whole Hugging Face checkpoint of a causal language model.",
+            "Check its config.json and its safetensors files.",
+        ) from error

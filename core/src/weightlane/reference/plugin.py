@@ -1,0 +1,176 @@
+"""Registers the reference engine. Imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+
+from weightlane.contexts import LaunchPlan
+from weightlane.errors import EngineError, PlanError, Problem
+from weightlane.facts import EngineFacts
+from weightlane.hookspecs import hookimpl
+from weightlane.probes import always_viable
+from weightlane.program import AgentMove, Lifecycle, Program
+from weightlane.receiver import NameEntry
+from weightlane.types import BackendDescriptor, Capability, TransportName
+
+if TYPE_CHECKING:
+    from weightlane.contexts import (
+        AgentContext,
+        BuildRequestsContext,
+        EndpointContext,
+        FactsContext,
+        LaunchContext,
+        MapNamesContext,
+    )
+    from weightlane.endpoint import EngineEndpoint
+    from weightlane.engine_agent import WorkerEngine
+
+ENGINE = "reference"
+FACTS_SECONDS = 10.0
+
+
+@hookimpl
+def weightlane_register_backends() -> list[BackendDescriptor]:
+    """One backend for every transformers release that the engine runs on."""
+    return [
+        BackendDescriptor(
+            name=ENGINE,
+            role="rollout",
+            engine=ENGINE,
+            era="transformers-4.50",
+            versions=SpecifierSet(">=4.50,<6"),
+            distributions=("transformers",),
+            probe=always_viable,
+            capabilities=frozenset(
+                {
+                    Capability.RECEIVE_FULL,
+                    Capability.WORKER_AGENT,
+                    Capability.PAUSE,
+                    Capability.WEIGHT_VERSION,
+                }
+            ),
+            transports=(TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE),
+            summary="transformers in its own process; right rather than fast",
+            install_hint='pip install "weightlane[reference]"',
+        )
+    ]
+
+
+@hookimpl
+def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
+    """Facts from the live engine, or, without a target, of the installed transformers."""
+    if context.engine != ENGINE:
+        return None
+    if context.target is None:
+        for distribution in context.distributions:
+            try:
+                return EngineFacts(engine=ENGINE, version=metadata.version(distribution), source="installed")
+            except metadata.PackageNotFoundError:
+                continue
+        return None
+    if context.target.handle is not None:
+        return _engine_of(context.target.handle).facts()
+    from weightlane.front.client import FrontEndpoint
+
+    endpoint = FrontEndpoint(context.target.address, FACTS_SECONDS)
+    try:
+        return endpoint.facts()
+    finally:
+        endpoint.close()
+
+
+@hookimpl
+def weightlane_plan_launch(context: LaunchContext) -> LaunchPlan:
+    """`python` arguments of the engine's server; the address is the caller's to add."""
+    if context.tensor_parallel != 1:
+        raise PlanError(
+            [
+                Problem(
+                    "capability",
+                    "tensor_parallel",
+                    f"the reference engine runs on one worker, and {context.tensor_parallel} were asked for",
+                    "Use tensor_parallel=1, or another engine.",
+                )
+            ]
+        )
+    return LaunchPlan(
+        arguments=("-m", "weightlane.reference.server", "--model", context.model),
+        notes=("add --address unix:/path and start it with the engine environment's python",),
+    )
+
+
+@hookimpl
+def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
+    """A front endpoint for an address, a local one for a `ReferenceEngine` of this process."""
+    target = context.target
+    if target.handle is not None:
+        from weightlane.front.endpoint import LocalEndpoint
+
+        engine = _engine_of(target.handle)
+        return LocalEndpoint(engine.desk, f"inprocess:{engine.model_path}", context.timeout_seconds)
+    from weightlane.front.client import FrontEndpoint
+
+    return FrontEndpoint(target.address, context.timeout_seconds)
+
+
+@hookimpl
+def weightlane_map_names(context: MapNamesContext) -> list[NameEntry]:
+    """Canonical names are this engine's own: exact, or dropped because tied, or unknown."""
+    expected = {tensor.name: tensor for tensor in context.worker.expected}
+    live = {tensor.name for tensor in context.worker.live}
+    entries: list[NameEntry] = []
+    for spec in context.manifest.tensors:
+        tensor = expected.get(spec.name)
+        if tensor is None:
+            entries.append(NameEntry(spec.name, spec.name, spec.dtype, rule="unknown"))
+            continue
+        dtype = tensor.dtype or spec.dtype
+        if tensor.tied_to:
+            dropped = f"tied to {tensor.tied_to}"
+            entries.append(NameEntry(spec.name, spec.name, dtype, rule="tied", dropped=dropped))
+            continue
+        targets = (spec.name,) if spec.name in live else ()
+        entries.append(NameEntry(spec.name, spec.name, dtype, targets=targets, rule="exact"))
+    return entries
+
+
+@hookimpl
+def weightlane_build_requests(context: BuildRequestsContext) -> Program:
+    """The agent receives; no request of the engine's own is needed."""
+    if context.transport is TransportName.SHM:
+        return Program(AgentMove("shm"))
+    if context.transport is TransportName.INLINE:
+        return Program(AgentMove("inline"))
+    return Program(AgentMove("inprocess"))
+
+
+@hookimpl
+def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
+    """Nothing to call: the front's gate follows the agent's own messages."""
+    del context
+    return Lifecycle(notes=("generation is held back from the first message of a sync until it is published",))
+
+
+@hookimpl
+def weightlane_worker_agent(context: AgentContext) -> WorkerEngine:
+    """The engine is its own worker."""
+    return _engine_of(context.worker).worker
+
+
+def _engine_of(handle: object) -> ReferenceEngine:
+    from weightlane.reference.engine import ReferenceEngine
+
+    if not isinstance(handle, ReferenceEngine):
+        raise EngineError(
+            f"{type(handle).__module__}.{type(handle).__qualname__} is not a reference engine.",
+            "The target names engine 'reference' and gives an object as its handle.",
+            "Pass a weightlane.reference.engine.ReferenceEngine, or an address.",
+        )
+    return handle
+
+
+if TYPE_CHECKING:
+    from weightlane.reference.engine import ReferenceEngine

@@ -1,0 +1,42 @@
+"""`python -m weightlane.reference.server --model DIR --address unix:/path`: the engine in its own process."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from weightlane.errors import WeightlaneError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Loads the model and serves it until told to shut down; 1 with the reason on stderr when it cannot."""
+    parser = argparse.ArgumentParser(prog="weightlane.reference.server", description=__doc__)
+    parser.add_argument("--model", required=True, help="folder of a Hugging Face checkpoint")
+    parser.add_argument("--address", required=True, help="unix:/path, or tcp:127.0.0.1:port with a key")
+    parser.add_argument("--dtype", default="float32", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--device", default="cpu", help="a torch device")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's own choice")
+    options = parser.parse_args(argv)
+    from weightlane.front.server import serve_front
+
+    try:
+        import torch
+
+        from weightlane.reference.engine import ReferenceEngine
+
+        if options.threads > 0:
+            torch.set_num_threads(options.threads)
+        engine = ReferenceEngine(options.model, dtype=options.dtype, device=options.device)
+        serve_front(engine, options.address)
+    except WeightlaneError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

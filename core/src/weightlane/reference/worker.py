@@ -1,0 +1,139 @@
+"""The reference engine's worker: writes checkpoint tensors into the live model."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from weightlane.checkpoint import checkpoint_tensors_of_model
+from weightlane.errors import EngineError, Problem, SyncError, near_names
+from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from weightlane.messages import ReceivePlan
+    from weightlane.reference.engine import ReferenceEngine
+
+
+class ReferenceWorker:
+    """A `WorkerEngine` over the model of a `ReferenceEngine`.
+
+    Every write is `copy_` into the live tensor, looked up by name at that moment. A sync is complete when
+    each expected tensor that is not tied was written once.
+    """
+
+    def __init__(self, engine: ReferenceEngine) -> None:
+        self._engine = engine
+        self._incarnation = uuid.uuid4().hex
+        checkpoint = checkpoint_tensors_of_model(engine.model)
+        inside = [tensor.canonical for tensor in checkpoint if not tensor.live_name]
+        if inside:
+            raise EngineError(
+                f"The reference engine does not support fused experts yet: {inside[0]} and {len(inside) - 1} more.",
+                f"This transformers version holds them inside other tensors of {type(engine.model).__name__}.",
+                "Use a dense model, transformers 4, or another engine.",
+            )
+        self._live_names = {tensor.canonical: tensor.live_name for tensor in checkpoint}
+        self._tied = {tensor.canonical: tensor.tied_to for tensor in checkpoint if tensor.tied_to}
+        self._written: set[str] = set()
+
+    def describe(self) -> WorkerDescription:
+        """This worker now; live tensors are looked up afresh."""
+        model = self._engine.model
+        live = [
+            _live(name, tensor, "parameter") for name, tensor in model.named_parameters(remove_duplicate=False)
+        ]
+        live += [_live(name, tensor, "buffer") for name, tensor in model.named_buffers(remove_duplicate=False)]
+        expected = [
+            ExpectedTensor(item.canonical, item.shape, item.dtype, item.tied_to)
+            for item in checkpoint_tensors_of_model(model)
+        ]
+        return WorkerDescription(
+            worker=0,
+            workers=1,
+            host=socket.gethostname(),
+            process_id=os.getpid(),
+            incarnation=self._incarnation,
+            device=str(model.device),
+            held_version=self._engine.version,
+            servable=self._engine.servable,
+            live=tuple(live),
+            expected=tuple(expected),
+            facts=self._engine.facts(),
+        )
+
+    def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
+        """Whatever cannot be written into the live model, by name and by shape."""
+        live = self._live_tensors()
+        problems: list[Problem] = []
+        for wire in plan.tensors:
+            target = live.get(self._live_names.get(wire.name, ""))
+            if target is None or wire.name in self._tied:
+                why = "is tied" if wire.name in self._tied else "is not a tensor of this model"
+                problems.append(Problem("extra-name", wire.name, why, near=near_names(wire.name, self._live_names)))
+            elif tuple(target.shape) != wire.shape:
+                problems.append(
+                    Problem("shape", wire.name, f"{list(wire.shape)} planned, {list(target.shape)} in the model")
+                )
+        return problems
+
+    def begin(self, version: int) -> None:
+        """Refuses generation from here until `publish`; waits for a running one."""
+        self._written.clear()
+        self._engine.fence(version)
+
+    def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
+        """Copies each tensor into the model; `tensors` are (canonical name, full tensor).
+
+        Raises:
+            SyncError: an unknown or tied name, another shape, or a name that was already written.
+        """
+        import torch
+
+        live = self._live_tensors()
+        with torch.no_grad():
+            for name, tensor in tensors:
+                target = live.get(self._live_names.get(name, ""))
+                if target is None or name in self._tied:
+                    why = f"It is tied to {self._tied[name]}." if name in self._tied else "The model has no such name."
+                    raise SyncError(f"{name} cannot be written into the reference engine.", why)
+                if target.shape != tensor.shape:
+                    raise SyncError(
+                        f"{name} came with shape {list(tensor.shape)} and the model holds {list(target.shape)}.",
+                        "A copy would broadcast or fail half-way.",
+                    )
+                if name in self._written:
+                    raise SyncError(f"{name} came twice in one sync.", "Which of the two is right is not known.")
+                target.copy_(tensor)
+                self._written.add(name)
+        return len(tensors)
+
+    def finish(self, version: int) -> None:
+        """Checks that every expected tensor was written.
+
+        Raises:
+            SyncError: names what is missing; the engine stays fenced.
+        """
+        missing = [name for name in self._live_names if name not in self._written and name not in self._tied]
+        if missing:
+            raise SyncError(
+                f"Version {version} is incomplete: {missing[0]} and {len(missing) - 1} more never came.",
+                "A full sync writes every tensor of the checkpoint.",
+            )
+
+    def publish(self, version: int) -> None:
+        """Serves `version` from now on."""
+        self._engine.unfence(version)
+
+    def _live_tensors(self) -> dict[str, Any]:
+        # Looked up at each call: whoever replaces a parameter must not leave us writing into the old one.
+        return dict(self._engine.model.state_dict(keep_vars=True))
+
+
+def _live(name: str, tensor: Any, kind: Any) -> LiveTensor:
+    return LiveTensor(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind)
