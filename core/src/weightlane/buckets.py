@@ -7,7 +7,6 @@ neither recomputes it. No torch here; packing is in `weightlane.packing`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +14,8 @@ import msgspec
 from weightlane.manifest import DTYPE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weightlane.messages import WireTensor
 
 ALIGNMENT = 64

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.distributed import ProcessGroup
 
     from weightlane.buckets import BucketLayout
-    from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
     from weightlane.manifest import Manifest
     from weightlane.messages import WireTensor

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
+    from weightlane.agent import WorkerAgent
     from weightlane.facts import EngineFacts
     from weightlane.messages import Generation
     from weightlane.program import EngineCall, RequestMove
@@ -55,3 +57,11 @@ class EngineEndpoint(Protocol):
 
     def close(self) -> None:
         """Lets go of the handle, not of the engine. Idempotent."""
+
+
+@runtime_checkable
+class LocalEndpoint(Protocol):
+    """An endpoint whose only worker lives in this process, so that tensors can go by reference."""
+
+    def local_agent(self) -> WorkerAgent:
+        """The worker's agent."""

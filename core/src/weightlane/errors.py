@@ -8,8 +8,11 @@ on every rank.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 
 class WeightlaneError(Exception):

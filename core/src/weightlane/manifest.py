@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import xxhash
 
 from weightlane.errors import Problem
 from weightlane.types import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
@@ -118,7 +121,9 @@ def merge_rank_manifests(parts: Sequence[RankManifest]) -> tuple[Manifest | None
             seen.add(spec.name)
             if spec.dtype not in DTYPE_BYTES:
                 problems.append(
-                    Problem("dtype", spec.name, f"rank {part.rank} holds dtype {spec.dtype}, which cannot travel")
+                    Problem(
+                        "dtype", spec.name, f"rank {part.rank} holds dtype {spec.dtype}, which cannot travel"
+                    )
                 )
                 continue
             known = specs.setdefault(spec.name, spec)

@@ -305,7 +305,9 @@ def error_of(failure: Failure) -> errors.WeightlaneError:
     known = getattr(errors, failure.error_type, None)
     origin = f" (from {failure.origin})" if failure.origin else ""
     if isinstance(known, type) and issubclass(known, errors.WeightlaneError):
-        error = known(failure.what + ("" if failure.origin in failure.what else origin), failure.why, failure.fix)
+        error = known(
+            failure.what + ("" if failure.origin in failure.what else origin), failure.why, failure.fix
+        )
     else:
         error = errors.EngineError(failure.what + origin, failure.why, failure.fix)
     error.remote_traceback = failure.traceback  # type: ignore[attr-defined]

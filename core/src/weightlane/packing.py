@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +11,8 @@ import xxhash
 from weightlane.errors import ExportError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from weightlane.buckets import BucketEntry, BucketLayout
@@ -74,7 +75,8 @@ def unpack_bucket(
 ) -> list[tuple[str, Tensor]]:
     """(name, view) for every tensor of the bucket; views live as long as the bucket's memory is theirs."""
     return [
-        (wires[entry.tensor].name, view_in_bucket(bucket, entry, wires[entry.tensor])) for entry in layout.entries
+        (wires[entry.tensor].name, view_in_bucket(bucket, entry, wires[entry.tensor]))
+        for entry in layout.entries
     ]
 
 
@@ -98,6 +100,10 @@ class WireDigest:
         """Adds one bucket."""
         for entry in layout.entries:
             self._hash.update(memory[entry.offset : entry.offset + entry.nbytes])
+
+    def update_whole(self, memory: memoryview) -> None:
+        """Adds one tensor's bytes."""
+        self._hash.update(memory)
 
     def hexdigest(self) -> str:
         """Sixteen hex digits."""

@@ -14,7 +14,6 @@ import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,8 @@ from weightlane.errors import ProtocolError, SyncError, SyncTimeoutError
 from weightlane.waiting import Liveness, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import Tensor
 
     from weightlane.buckets import BucketLayout
@@ -45,7 +46,7 @@ def _serial(sync: int, bucket: int) -> int:
 
 def shared_memory_folder() -> Path:
     """Where rings live: the memory file system where there is one, else the temporary folder."""
-    memory = Path("/dev/shm")  # noqa: S108 - the point of a ring is to live in memory
+    memory = Path("/dev/shm")
     return memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
 
 
@@ -115,7 +116,11 @@ class Ring:
 
 
 def _refuse_foreign_file(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+    if (
+        not stat.S_ISREG(status.st_mode)
+        or status.st_uid != os.getuid()
+        or stat.S_IMODE(status.st_mode) & 0o077
+    ):
         raise ProtocolError(
             f"Ring {path} is not a private file of this user.",
             f"It has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}; a ring is owned by "
@@ -234,7 +239,9 @@ class RingReader(Ring):
     def __init__(self, path: str, slot_sizes: Sequence[int]) -> None:
         super().__init__(Path(path), slot_sizes)
         if self._words[0] != _MAGIC:
-            raise ProtocolError(f"{path} is not a ring of this weightlane version.", "Its first word differs.")
+            raise ProtocolError(
+                f"{path} is not a ring of this weightlane version.", "Its first word differs."
+            )
         self._words[_RECEIVER_PID] = os.getpid()
         self._sender = Liveness(lambda: self._words[_SENDER_BEAT])
 
@@ -258,7 +265,9 @@ class RingReader(Ring):
 
         def check() -> None:
             if self._words[_SENDER_STATE] == _FAILED and self._words[_SENDER_SYNC] == sync:
-                raise SyncError(f"The trainer gave up while this worker waited for {what}.", self._read_text(_SENDER_TEXT))
+                raise SyncError(
+                    f"The trainer gave up while this worker waited for {what}.", self._read_text(_SENDER_TEXT)
+                )
             if self._sender.silent_seconds() > lost_after:
                 raise SyncTimeoutError(
                     f"The trainer rank (process {self._words[_SENDER_PID]}) has been silent for {lost_after:g} s "
@@ -267,7 +276,9 @@ class RingReader(Ring):
                 )
 
         if not wait_until(lambda: self._posted(layout.slot) == wanted, seconds=seconds, check=check):
-            raise SyncTimeoutError(f"Waited {seconds:g} s for {what}.", "The trainer lives but sends nothing.")
+            raise SyncTimeoutError(
+                f"Waited {seconds:g} s for {what}.", "The trainer lives but sends nothing."
+            )
         return self.slot_tensor(layout), self.slot_memory(layout), time.monotonic() - started
 
     def release(self, layout: BucketLayout, *, sync: int) -> None:

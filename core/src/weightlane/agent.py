@@ -1,0 +1,416 @@
+"""The agent inside an engine worker: answers typed messages, reads the ring, loads, counts, digests.
+
+The engine-specific part is a `WorkerEngine` from the plugin; everything here is the same for every engine.
+`handle` never raises: an error becomes a `Failure` that names this worker and its plugin.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from weightlane.buckets import slot_sizes
+from weightlane.errors import NotServableError, PlanError, PluginError, ProtocolError, SyncError
+from weightlane.messages import (
+    AgentReply,
+    AgentRequest,
+    Attach,
+    BeginInline,
+    Cancel,
+    Describe,
+    Described,
+    Detach,
+    Done,
+    FinishInline,
+    LoadInline,
+    Publish,
+    Receive,
+    ReceivePlan,
+    ReceiveReport,
+    decode,
+    encode,
+    failure_of,
+)
+from weightlane.plan_check import check_against_expected, check_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from weightlane.buckets import BucketLayout
+    from weightlane.engine_agent import WorkerEngine
+    from weightlane.packing import WireDigest
+    from weightlane.receiver import WorkerDescription
+    from weightlane.ring import RingReader
+
+_BEAT_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class _Attached:
+    plan: ReceivePlan
+    ring: RingReader | None = None
+
+
+@dataclass(slots=True)
+class _OpenSync:
+    """One sync between its first and its last bucket on this worker."""
+
+    plan: ReceivePlan
+    sync: int
+    version: int
+    digest: WireDigest | None
+    started: float = field(default_factory=time.monotonic)
+    next_bucket: int = 0
+    tensors: int = 0
+    nbytes: int = 0
+    loaded: int = 0
+    wait_seconds: float = 0.0
+    load_seconds: float = 0.0
+
+    def report(self, worker: int) -> ReceiveReport:
+        return ReceiveReport(
+            worker=worker,
+            sync=self.sync,
+            version=self.version,
+            tensors=self.tensors,
+            nbytes=self.nbytes,
+            loaded=self.loaded,
+            digest=self.digest.hexdigest() if self.digest else "",
+            wait_seconds=self.wait_seconds,
+            load_seconds=self.load_seconds,
+        )
+
+
+class WorkerAgent:
+    """Holds a worker's plans, its open sync and what it serves.
+
+    Args:
+        make_engine: gives the plugin's `WorkerEngine` for a backend name; called once per backend.
+        origin: how this process names itself in errors.
+    """
+
+    def __init__(self, make_engine: Callable[[str], WorkerEngine], *, origin: str) -> None:
+        self._make_engine = make_engine
+        self._origin = origin
+        self._engines: dict[str, WorkerEngine] = {}
+        self._attached: dict[str, _Attached] = {}
+        self._open: _OpenSync | None = None
+        self._verified: tuple[str, int, int] | None = None
+        self._held_version: int | None = None
+        self._not_servable_cause = ""
+        self._lock = threading.Lock()
+
+    @property
+    def held_version(self) -> int | None:
+        """The version last published here; None before the first."""
+        return self._held_version
+
+    @property
+    def servable(self) -> bool:
+        """False from a sync's first write until that sync, or a later one, was published."""
+        return not self._not_servable_cause
+
+    def require_servable(self) -> None:
+        """Raises NotServableError while the weights are not those of one published version."""
+        if self._not_servable_cause:
+            raise NotServableError(
+                f"{self._origin} does not serve.",
+                self._not_servable_cause,
+                "Run a full sync until it succeeds.",
+            )
+
+    def handle(self, message: bytes) -> bytes:
+        """Decodes one `AgentRequest`, does it, and gives the encoded `AgentReply`."""
+        with self._lock:
+            try:
+                request: AgentRequest = decode(message, AgentRequest, sender="the controller")
+                return encode(self._answer(request))
+            except Exception as error:
+                return encode(failure_of(error, origin=self._origin))
+
+    def load_by_reference(self, lane: str, sync: int, bucket: int, tensors: list[tuple[str, Tensor]]) -> None:
+        """One bucket of an open sync without a copy, for a trainer in this same process."""
+        with self._lock:
+            opened = self._require_open(lane, sync, bucket)
+            self._load(opened, opened.plan.buckets[bucket], tensors)
+
+    # -- one method a message ---------------------------------------------------------------------------
+
+    def _answer(self, request: AgentRequest) -> AgentReply:
+        match request:
+            case Describe():
+                return Described(self._describe(request.backend))
+            case Attach():
+                return self._attach(request.plan)
+            case Receive():
+                return self._receive(request)
+            case BeginInline():
+                description = self._admit(request)
+                self._begin(request.lane, request.sync, request.version)
+                return Done(description.worker)
+            case LoadInline():
+                self._load_inline(request)
+                return Done(0)
+            case FinishInline():
+                opened = self._require_open(request.lane, request.sync, None)
+                return self._finish(request.lane, opened)
+            case Publish():
+                return self._publish(request)
+            case Cancel():
+                self._open = None
+                self._verified = None
+                if self._not_servable_cause:
+                    self._not_servable_cause = f"Sync {request.sync} failed: {request.cause}"
+                return Done(0)
+            case Detach():
+                attached = self._attached.pop(request.lane, None)
+                if attached and attached.ring:
+                    attached.ring.close()
+                return Done(0)
+
+    def _describe(self, backend: str) -> WorkerDescription:
+        description = self._engine(backend).describe()
+        return msgspec.structs.replace(
+            description, held_version=self._held_version, servable=not self._not_servable_cause
+        )
+
+    def _attach(self, plan: ReceivePlan) -> AgentReply:
+        problems = check_layout(plan)
+        description = self._describe(plan.backend)
+        if not problems:
+            problems += check_against_expected(plan.tensors, description.expected, receiver=self._origin)
+            problems += self._engine(plan.backend).check_plan(plan)
+        if problems:
+            raise PlanError(problems, lane=plan.lane)
+        previous = self._attached.pop(plan.lane, None)
+        if previous and previous.ring:
+            previous.ring.close()
+        attached = _Attached(plan)
+        if plan.transport == "shm":
+            from weightlane.ring import RingReader
+
+            path = plan.ring.get(description.worker)
+            if path is None:
+                raise ProtocolError(
+                    f"The plan of lane {plan.lane} has no ring for worker {description.worker}.",
+                    f"It has rings for workers {sorted(plan.ring)}.",
+                )
+            attached.ring = RingReader(path, slot_sizes(plan.buckets))
+        self._attached[plan.lane] = attached
+        return Done(description.worker)
+
+    def _receive(self, request: Receive) -> ReceiveReport:
+        description = self._admit(request)
+        attached = self._attached[request.lane]
+        ring = attached.ring
+        if ring is None:
+            raise ProtocolError(
+                f"Lane {request.lane} has no ring on this worker.", "Its transport is not shm."
+            )
+        from weightlane.packing import unpack_bucket
+
+        ring.begin(request.sync)
+        try:
+            with _beating(ring):
+                opened: _OpenSync | None = None
+                for layout in attached.plan.buckets:
+                    bucket, memory, waited = ring.take(
+                        layout,
+                        sync=request.sync,
+                        seconds=request.wait_seconds,
+                        lost_after=request.lost_after_seconds,
+                    )
+                    # The first write waits for the first bucket, so that a sync refused elsewhere before it
+                    # moved anything leaves this worker as it was.
+                    opened = opened or self._begin(request.lane, request.sync, request.version)
+                    opened.wait_seconds += waited
+                    if opened.digest:
+                        opened.digest.update(memory, layout)
+                    views = unpack_bucket(bucket, layout, attached.plan.tensors)
+                    self._load(opened, layout, views)
+                    del views, bucket, memory
+                    ring.release(layout, sync=request.sync)
+                if opened is None:
+                    raise ProtocolError(f"The plan of lane {request.lane} has no bucket.")
+                return self._finish(request.lane, opened)
+        except Exception as error:
+            ring.fail(f"{type(error).__name__}: {error}")
+            self._blame(request.sync, error)
+            raise
+
+    def _load_inline(self, request: LoadInline) -> None:
+        import torch
+
+        from weightlane.packing import unpack_bucket
+
+        opened = self._require_open(request.lane, request.sync, request.bucket)
+        layout = opened.plan.buckets[request.bucket]
+        if len(request.payload) != layout.nbytes:
+            raise ProtocolError(
+                f"Bucket {request.bucket} of sync {request.sync} has {len(request.payload)} bytes.",
+                f"The plan says {layout.nbytes}.",
+            )
+        # bytearray: torch wants writable memory, and a loader may keep what it was given.
+        memory = bytearray(request.payload)
+        bucket = torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
+        if opened.digest:
+            opened.digest.update(memoryview(memory), layout)
+        try:
+            self._load(opened, layout, unpack_bucket(bucket, layout, opened.plan.tensors))
+        except Exception as error:
+            self._blame(request.sync, error)
+            raise
+
+    def _publish(self, request: Publish) -> AgentReply:
+        if self._verified != (request.lane, request.sync, request.version):
+            raise SyncError(
+                f"Version {request.version} cannot be published on {self._origin}.",
+                f"This worker has not completed sync {request.sync} of lane {request.lane} with that version.",
+            )
+        attached = self._attached[request.lane]
+        self._engine(attached.plan.backend).publish(request.version)
+        self._held_version = request.version
+        self._not_servable_cause = ""
+        self._verified = None
+        return Done(0)
+
+    # -- shared steps -----------------------------------------------------------------------------------
+
+    def _engine(self, backend: str) -> WorkerEngine:
+        if backend not in self._engines:
+            self._engines[backend] = self._make_engine(backend)
+        return self._engines[backend]
+
+    def _admit(self, request: Receive | BeginInline) -> WorkerDescription:
+        """Residency, checked before the first write (invariant 4)."""
+        attached = self._attached.get(request.lane)
+        if attached is None or attached.plan.plan_digest != request.plan_digest:
+            held = "none" if attached is None else attached.plan.plan_digest
+            raise SyncError(
+                f"{self._origin} does not hold plan {request.plan_digest} of lane {request.lane} (it holds {held}).",
+                "The engine was restarted, or another controller attached since.",
+                "Connect again.",
+            )
+        description = self._describe(attached.plan.backend)
+        planned = request.incarnation.get(description.worker)
+        if planned != description.incarnation:
+            raise SyncError(
+                f"{self._origin} is incarnation {description.incarnation}, the plan was made for {planned}.",
+                "The engine or its model was made anew since connect.",
+                "Connect again.",
+            )
+        return description
+
+    def _begin(self, lane: str, sync: int, version: int) -> _OpenSync:
+        from weightlane.packing import WireDigest
+
+        plan = self._attached[lane].plan
+        self._open = _OpenSync(plan, sync, version, WireDigest() if plan.verify == "digest" else None)
+        self._verified = None
+        self._engine(plan.backend).begin(version)
+        self._not_servable_cause = f"Sync {sync} (version {version}) has begun and is not published."
+        return self._open
+
+    def _require_open(self, lane: str, sync: int, bucket: int | None) -> _OpenSync:
+        opened = self._open
+        if opened is None or (opened.plan.lane, opened.sync) != (lane, sync):
+            raise ProtocolError(f"Sync {sync} of lane {lane} is not open on {self._origin}.")
+        expected = opened.next_bucket
+        if bucket is not None and bucket != expected:
+            raise ProtocolError(
+                f"Bucket {bucket} of sync {sync} came where bucket {expected} was due.",
+                "A message was lost or sent twice.",
+            )
+        if bucket is None and expected != len(opened.plan.buckets):
+            raise ProtocolError(
+                f"Sync {sync} was finished after {expected} of {len(opened.plan.buckets)} buckets."
+            )
+        return opened
+
+    def _load(self, opened: _OpenSync, layout: BucketLayout, tensors: list[tuple[str, Tensor]]) -> None:
+        started = time.monotonic()
+        if tensors:
+            opened.loaded += self._engine(opened.plan.backend).load_weights(tensors)
+        opened.load_seconds += time.monotonic() - started
+        opened.next_bucket += 1
+        opened.tensors += len(layout.entries)
+        opened.nbytes += sum(entry.nbytes for entry in layout.entries)
+
+    def _finish(self, lane: str, opened: _OpenSync) -> ReceiveReport:
+        engine = self._engine(opened.plan.backend)
+        started = time.monotonic()
+        engine.finish(opened.version)
+        opened.load_seconds += time.monotonic() - started
+        self._open = None
+        self._verified = (lane, opened.sync, opened.version)
+        return opened.report(engine.describe().worker)
+
+    def _blame(self, sync: int, error: Exception) -> None:
+        self._open = None
+        self._verified = None
+        if self._not_servable_cause:
+            self._not_servable_cause = (
+                f"Sync {sync} failed after its first write: {type(error).__name__}: {error}"
+            )
+
+
+@contextmanager
+def _beating(ring: RingReader) -> Iterator[None]:
+    """Beats from a thread, since one bucket's load can outlast the sender's patience."""
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(_BEAT_SECONDS):
+            ring.beat()
+
+    thread = threading.Thread(target=beat, name="weightlane-ring-beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+_AGENTS: weakref.WeakKeyDictionary[Any, WorkerAgent] = weakref.WeakKeyDictionary()
+
+
+def agent_of(worker: Any) -> WorkerAgent:
+    """The one agent of an engine's worker object; made on first use from this process's own registry."""
+    agent = _AGENTS.get(worker)
+    if agent is None:
+        agent = _AGENTS[worker] = WorkerAgent(
+            lambda backend: _engine_from_registry(backend, worker), origin=_origin_of(worker)
+        )
+    return agent
+
+
+def _origin_of(worker: object) -> str:
+    import os
+    import socket
+
+    rank = getattr(worker, "rank", 0)
+    return f"worker {rank} ({type(worker).__name__}, process {os.getpid()} on {socket.gethostname()})"
+
+
+def _engine_from_registry(backend: str, worker: object) -> WorkerEngine:
+    from weightlane.contexts import AgentContext
+    from weightlane.registry import get_registry
+
+    registry = get_registry()
+    selected = registry.backend_named(backend)
+    if selected is None:
+        raise PluginError(
+            f"Backend {backend} is not available in the engine's environment.",
+            "The controller selected it from its own environment.",
+            "Install the same plugin where the engine runs (weightlane doctor there tells what is missing).",
+        )
+    return registry.call_worker_agent(selected, AgentContext(selected.descriptor, worker))

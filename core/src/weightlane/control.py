@@ -1,0 +1,234 @@
+"""The control channel: small typed messages between controller and trainer ranks, beside all collectives.
+
+A `TCPStore` that the controller opens on loopback (or on the address the user names). It still speaks when
+a collective is stuck: every wait on it watches for an abort and for the silence of whoever must answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from weightlane.errors import ControlLostError, SyncTimeoutError, WeightlaneError
+from weightlane.messages import Failure, decode, encode, error_of, failure_of
+from weightlane.waiting import Liveness, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.distributed import TCPStore
+
+_T = TypeVar("_T")
+_BEAT_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
+_STORE_TIMEOUT = timedelta(seconds=20)
+CONTROLLER = 0
+
+
+class RankPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a rank runs, for messages about it."""
+
+    rank: int
+    host: str
+    process_id: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.process_id} on {self.host})"
+
+
+class ControlChannel:
+    """One rank's end of the channel.
+
+    Args:
+        store: this rank's client (the controller's also holds the server).
+        beat_store: a second client, for the thread that beats.
+        lane: prefix of every key.
+        lost_after: seconds of silence after which a rank counts as dead.
+    """
+
+    def __init__(
+        self,
+        store: TCPStore,
+        beat_store: TCPStore,
+        *,
+        lane: str,
+        rank: int,
+        world_size: int,
+        lost_after: float,
+    ) -> None:
+        self._store = store
+        self._beat_store = beat_store
+        self._lane = lane
+        self.rank = rank
+        self.world_size = world_size
+        self._lost_after = lost_after
+        self._on_beat: list[Callable[[], None]] = []
+        self._stop = threading.Event()
+        self._liveness: dict[int, Liveness] = {}
+        self._next_look: dict[int, float] = {}
+        self._places: dict[int, RankPlace] = {}
+        self._thread = threading.Thread(target=self._beat, name="weightlane-beat", daemon=True)
+        self._thread.start()
+
+    # -- messages ---------------------------------------------------------------------------------------
+
+    def put(self, key: str, message: msgspec.Struct) -> None:
+        """Sets a key, for everyone."""
+        self._call(lambda: self._store.set(self._key(key), encode(message)))  # type: ignore[arg-type]
+
+    def get(self, key: str, kind: type[_T], *, seconds: float, awaited: Sequence[int], abort: str = "") -> _T:
+        """Waits for a key.
+
+        Args:
+            key: what to wait for.
+            kind: the message type; a `Failure` in its place is raised as the error it carries.
+            seconds: the bound.
+            awaited: the ranks whose silence ends the wait.
+            abort: name of an abort whose appearance ends the wait with its cause.
+
+        Raises:
+            ControlLostError: an awaited rank, or the channel, is silent or gone.
+            SyncTimeoutError: the bound was reached while everyone lives.
+            WeightlaneError: the failure found in place of the message, or the abort's cause.
+        """
+        full = self._key(key)
+
+        def check() -> None:
+            if abort:
+                self.check_abort(abort)
+            self.check_alive(awaited)
+
+        def there() -> bool:
+            return bool(self._call(lambda: self._store.check([full])))
+
+        if not wait_until(there, seconds=seconds, check=check):
+            ranks = ", ".join(str(rank) for rank in awaited)
+            raise SyncTimeoutError(
+                f"Waited {seconds:g} s for '{key}' from rank {ranks} on the control channel.",
+                "That rank lives but has not come to this point.",
+                "Every trainer rank must make the same weightlane calls in the same order.",
+            )
+        data = self._call(lambda: self._store.get(full))
+        message: _T | Failure = decode(data, kind | Failure, sender=f"control channel key {key}")
+        if isinstance(message, Failure):
+            raise error_of(message)
+        return message
+
+    def gather(self, key: str, kind: type[_T], *, seconds: float, abort: str = "") -> list[_T]:
+        """On the controller: `get` of every rank's `key`/rank, in rank order."""
+        everyone = range(self.world_size)
+        return [
+            self.get(f"{key}/{rank}", kind, seconds=seconds, awaited=everyone, abort=abort)
+            for rank in everyone
+        ]
+
+    def forget(self, *keys: str) -> None:
+        """On the controller: deletes keys that nobody waits for any more."""
+        for key in keys:
+            self._call(lambda key=key: self._store.delete_key(self._key(key)))  # type: ignore[misc]
+
+    # -- aborts and liveness ------------------------------------------------------------------------------
+
+    def abort(self, name: str, error: BaseException) -> None:
+        """Tells everyone that `name` failed; the first cause stays, later ones are not recorded."""
+        failure = failure_of(error, origin=f"rank {self.rank}")
+        key = self._key(f"abort/{name}")
+        try:
+            if self._call(lambda: self._store.add(f"{key}/first", 1)) == 1:
+                self._call(lambda: self._store.set(key, encode(failure)))  # type: ignore[arg-type]
+        except ControlLostError:
+            # Nobody can be told any more; the caller raises its own error.
+            return
+
+    def check_abort(self, name: str) -> None:
+        """Raises the cause when `name` was aborted by any rank."""
+        key = self._key(f"abort/{name}")
+        if self._call(lambda: self._store.check([key])):
+            failure: Failure = decode(self._call(lambda: self._store.get(key)), Failure, sender="an abort")
+            raise error_of(failure)
+
+    def check_alive(self, ranks: Sequence[int]) -> None:
+        """Raises ControlLostError naming the first of `ranks` that has been silent for too long."""
+        for rank in ranks:
+            if rank == self.rank or time.monotonic() < self._next_look.get(rank, 0.0):
+                continue
+            self._next_look[rank] = time.monotonic() + _LOOK_SECONDS
+            liveness = self._liveness.get(rank)
+            if liveness is None:
+                liveness = self._liveness[rank] = Liveness(lambda rank=rank: self._beats_of(rank))  # type: ignore[misc]
+            if liveness.silent_seconds() > self._lost_after:
+                place = self._places.get(rank)
+                raise ControlLostError(
+                    f"{str(place).capitalize() if place else f'Rank {rank}'} has been silent for "
+                    f"{self._lost_after:g} s.",
+                    "The process died or hangs.",
+                    "See that rank's log; start the job again.",
+                )
+
+    def know_places(self, places: Sequence[RankPlace]) -> None:
+        """Remembers where ranks run, so that errors about them can say it."""
+        self._places = {place.rank: place for place in places}
+
+    def on_beat(self, callback: Callable[[], None]) -> None:
+        """Also calls `callback` at every beat (about once a second), from the beating thread."""
+        self._on_beat.append(callback)
+
+    def off_beat(self, callback: Callable[[], None]) -> None:
+        """Stops calling `callback`."""
+        self._on_beat = [other for other in self._on_beat if other is not callback]
+
+    def close(self, *, seconds: float = 5.0) -> None:
+        """Stops beating; the controller lingers up to `seconds` until all ranks have closed."""
+        if self._stop.is_set():
+            return
+        try:
+            closed = self._key("closed")
+            self._call(lambda: self._store.add(closed, 1))
+            if self.rank == CONTROLLER:
+                wait_until(
+                    lambda: self._call(lambda: self._store.add(closed, 0)) >= self.world_size, seconds=seconds
+                )
+        except ControlLostError:
+            # The server went first; there is nothing left to close.
+            pass
+        finally:
+            self._stop.set()
+            self._thread.join(timeout=2 * _BEAT_SECONDS)
+
+    # -- inside -----------------------------------------------------------------------------------------
+
+    def _key(self, key: str) -> str:
+        return f"{self._lane}/{key}"
+
+    def _beats_of(self, rank: int) -> int:
+        return self._call(lambda: self._store.add(self._key(f"beat/{rank}"), 0))
+
+    def _call(self, operation: Callable[[], _T]) -> _T:
+        try:
+            return operation()
+        except RuntimeError as error:
+            if isinstance(error, WeightlaneError):
+                raise
+            place = self._places.get(CONTROLLER)
+            raise ControlLostError(
+                f"The control channel of lane {self._lane} is gone.",
+                f"The controller, {place or 'rank 0'}, ended or cannot be reached ({str(error).splitlines()[0]}).",
+                "See that rank's log; start the job again.",
+            ) from error
+
+    def _beat(self) -> None:
+        key = self._key(f"beat/{self.rank}")
+        while not self._stop.is_set():
+            for callback in self._on_beat:
+                callback()
+            try:
+                self._beat_store.add(key, 1)
+            except RuntimeError:
+                # The main thread meets the same loss, with an error; rings must go on beating until then.
+                self._stop.wait(_BEAT_SECONDS)
+                continue
+            self._stop.wait(_BEAT_SECONDS)

@@ -1,0 +1,79 @@
+"""Who feeds whom: the transport of a replica, and the trainer rank that is each worker's peer."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from weightlane.errors import Problem
+from weightlane.types import Capability, TransportName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightlane.manifest import RankManifest
+    from weightlane.receiver import WorkerDescription
+    from weightlane.types import BackendDescriptor
+
+
+def choose_transport(
+    descriptor: BackendDescriptor,
+    workers: Sequence[WorkerDescription],
+    ranks: Sequence[RankManifest],
+    *,
+    wanted: TransportName | None,
+) -> tuple[TransportName, None] | tuple[None, Problem]:
+    """The transport for one replica: the user's choice if it can work, else the first that can.
+
+    Order: by reference in one process, a shared-memory ring on one host, by value over any distance. Runs on
+    the controller, in whose process an engine handle lives.
+    """
+    reasons = {name: _hindrance(name, descriptor, workers, ranks) for name in TransportName}
+    if wanted is not None:
+        hindrance = reasons[wanted]
+        if hindrance:
+            return None, Problem(
+                "transport", wanted.value, hindrance, "Leave the transport open, or choose another."
+            )
+        return wanted, None
+    for name in (TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE):
+        if not reasons[name]:
+            return name, None
+    every = "; ".join(f"{name.value}: {reason}" for name, reason in reasons.items())
+    return None, Problem("transport", descriptor.name, f"no transport reaches this engine ({every})")
+
+
+def _hindrance(
+    name: TransportName,
+    descriptor: BackendDescriptor,
+    workers: Sequence[WorkerDescription],
+    ranks: Sequence[RankManifest],
+) -> str:
+    if name not in descriptor.transports:
+        return f"backend {descriptor.name} does not declare it"
+    if name is TransportName.INPROCESS:
+        if len(workers) != 1 or workers[0].process_id != os.getpid():
+            return "the engine's worker runs in another process"
+        return ""
+    if name is TransportName.SHM:
+        if Capability.WORKER_AGENT not in descriptor.capabilities:
+            return "no agent runs in the engine's worker"
+        rank_hosts = {rank.host for rank in ranks}
+        far = sorted({worker.host for worker in workers} - rank_hosts)
+        if far or len(rank_hosts) != 1:
+            return f"workers on {', '.join(sorted({w.host for w in workers}))} and ranks on {', '.join(sorted(rank_hosts))} share no host"
+        return ""
+    return ""
+
+
+def form_peers(
+    transport: TransportName, workers: Sequence[WorkerDescription], world_size: int
+) -> tuple[int, ...]:
+    """The rank that feeds each worker.
+
+    By value or by reference everything goes through the controller, which holds the endpoint. Over a ring,
+    worker i has rank i mod ranks; ranks left over only drain.
+    """
+    if transport is TransportName.SHM:
+        return tuple(worker.worker % world_size for worker in workers)
+    return tuple(0 for _ in workers)

@@ -1,0 +1,118 @@
+"""The plan of a lane: everything decided at connect, shown to people and replayed at every sync."""
+
+from __future__ import annotations
+
+import msgspec
+import xxhash
+
+from weightlane.buckets import BucketLayout
+from weightlane.manifest import Manifest
+from weightlane.messages import ReceivePlan, WireTensor
+from weightlane.program import AgentMove, Program
+from weightlane.receiver import NameEntry
+from weightlane.types import Coverage, Mode, Phase, TransportName, VerifyLevel
+
+
+class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One replica: which backend serves it, why, and who feeds its workers.
+
+    `peers[i]` is the trainer rank that feeds worker i. `evidence` and `notes` are what selection saw.
+    """
+
+    replica: int
+    engine: str
+    engine_version: str
+    address: str
+    backend: str
+    era: str
+    distribution: str
+    evidence: tuple[str, ...]
+    notes: tuple[str, ...]
+    coverage: Coverage
+    transport: TransportName
+    incarnations: dict[int, str]
+    peers: tuple[int, ...]
+    program: Program
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether our code runs in the workers, so that counts and digests come back."""
+        return isinstance(self.program.move, AgentMove)
+
+
+class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole plan, equal on every rank."""
+
+    lane: str
+    mode: Mode
+    phase: Phase
+    world_size: int
+    trainer_backend: str
+    manifest: Manifest
+    verify: VerifyLevel
+    entries: tuple[NameEntry, ...]
+    tensors: tuple[WireTensor, ...]
+    buckets: tuple[BucketLayout, ...]
+    replicas: tuple[ReplicaPlan, ...]
+
+    def digest(self) -> str:
+        """Sixteen hex digits; sender and receiver compare them before each sync."""
+        return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(self))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one replica receives in one sync."""
+        return sum(entry.nbytes for layout in self.buckets for entry in layout.entries)
+
+    @property
+    def dropped(self) -> tuple[NameEntry, ...]:
+        """Exported tensors that are not sent, each with its reason."""
+        return tuple(entry for entry in self.entries if entry.dropped)
+
+    @property
+    def serving_ranks(self) -> tuple[int, ...]:
+        """Ranks that send; all others only drain."""
+        return tuple(sorted({peer for replica in self.replicas for peer in replica.peers}))
+
+    def receive_plan(self, replica: int, ring: dict[int, str]) -> ReceivePlan:
+        """What the workers of one replica need; `ring` maps worker to ring path (transport `shm`)."""
+        chosen = self.replicas[replica]
+        by_reference = chosen.transport is TransportName.INPROCESS
+        return ReceivePlan(
+            lane=self.lane,
+            plan_digest=self.digest(),
+            backend=chosen.backend,
+            transport=chosen.transport.value,
+            tensors=self.tensors,
+            buckets=self.buckets,
+            ring=ring,
+            verify="counts" if by_reference else self.verify,
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"lane {self.lane}: {self.mode.value} from {self.trainer_backend} on {self.world_size} "
+            f"rank{'' if self.world_size == 1 else 's'}, {len(self.tensors)} tensors, "
+            f"{self.nbytes / 1e6:.1f} MB in {len(self.buckets)} bucket{'' if len(self.buckets) == 1 else 's'}, "
+            f"verify {self.verify}"
+        ]
+        for replica in self.replicas:
+            feeds = ", ".join(f"rank {peer} -> worker {worker}" for worker, peer in enumerate(replica.peers))
+            lines.append(
+                f"  replica {replica.replica}: {replica.engine} {replica.engine_version} at {replica.address}"
+            )
+            lines.append(f"    backend {replica.backend} ({replica.distribution}), era {replica.era}")
+            lines.extend(f"    evidence: {line}" for line in replica.evidence)
+            lines.append(f"    transport {replica.transport.value}: {feeds}; coverage {replica.coverage}")
+            lines.extend(f"    note: {line}" for line in replica.notes + replica.program.notes)
+        lines.extend(f"  dropped {entry.canonical}: {entry.dropped}" for entry in self.dropped)
+        return "\n".join(lines)
+
+
+def wire_tensors(
+    entries: tuple[NameEntry, ...], shapes: dict[str, tuple[int, ...]]
+) -> tuple[WireTensor, ...]:
+    """The tensors that travel, in manifest order: everything that is not dropped."""
+    return tuple(
+        WireTensor(entry.wire, shapes[entry.canonical], entry.dtype) for entry in entries if not entry.dropped
+    )

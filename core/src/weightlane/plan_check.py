@@ -1,0 +1,106 @@
+"""What a receiver checks of a plan before it accepts it, whoever sent it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightlane.buckets import ALIGNMENT, slot_sizes, wire_nbytes
+from weightlane.errors import Problem, near_names
+from weightlane.manifest import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightlane.messages import ReceivePlan, WireTensor
+    from weightlane.receiver import ExpectedTensor
+
+
+def check_layout(plan: ReceivePlan) -> list[Problem]:
+    """Problems of the plan in itself: names twice, unknown dtypes, layouts that do not hold their tensors."""
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    for tensor in plan.tensors:
+        if tensor.name in seen:
+            problems.append(Problem("duplicate-name", tensor.name, "the plan sends this name twice"))
+        seen.add(tensor.name)
+        if tensor.dtype not in DTYPE_BYTES:
+            problems.append(Problem("dtype", tensor.name, f"dtype {tensor.dtype!r} cannot travel"))
+        if any(size < 0 for size in tensor.shape):
+            problems.append(Problem("shape", tensor.name, f"shape {list(tensor.shape)} has a negative size"))
+    if problems:
+        return problems
+    order: list[int] = []
+    for position, layout in enumerate(plan.buckets):
+        where = f"bucket {layout.index}"
+        if layout.index != position or layout.last != (position == len(plan.buckets) - 1):
+            problems.append(
+                Problem("layout", where, "buckets are not numbered in order, or the last is not marked")
+            )
+        if not 0 <= layout.slot < 16:
+            problems.append(Problem("layout", where, f"slot {layout.slot} does not exist"))
+        end = 0
+        for entry in layout.entries:
+            order.append(entry.tensor)
+            if not 0 <= entry.tensor < len(plan.tensors):
+                problems.append(Problem("layout", where, f"tensor number {entry.tensor} does not exist"))
+                continue
+            wire = plan.tensors[entry.tensor]
+            if entry.nbytes != wire_nbytes(wire):
+                problems.append(
+                    Problem("layout", wire.name, f"{entry.nbytes} bytes planned, {wire_nbytes(wire)} needed")
+                )
+            if entry.offset % ALIGNMENT or entry.offset < end or entry.offset + entry.nbytes > layout.nbytes:
+                problems.append(
+                    Problem(
+                        "layout", wire.name, f"offset {entry.offset} in {where} is unaligned or out of bounds"
+                    )
+                )
+            end = entry.offset + entry.nbytes
+    if order != list(range(len(plan.tensors))):
+        problems.append(Problem("layout", "buckets", "they do not carry every tensor exactly once, in order"))
+    if not plan.buckets:
+        problems.append(Problem("layout", "buckets", "the plan has none, so nothing could mark the end"))
+    elif not problems:
+        slot_sizes(plan.buckets)
+    return problems
+
+
+def check_against_expected(
+    tensors: Sequence[WireTensor], expected: Sequence[ExpectedTensor], *, receiver: str
+) -> list[Problem]:
+    """Missing, extra and mis-shaped tensors of a full sync, against the checkpoint the receiver expects."""
+    wanted = {item.name: item for item in expected}
+    sent = {tensor.name: tensor for tensor in tensors}
+    problems: list[Problem] = []
+    for name, tensor in sent.items():
+        target = wanted.get(name)
+        if target is None:
+            spare = [other for other in wanted if other not in sent]
+            problems.append(
+                Problem(
+                    "extra-name",
+                    name,
+                    f"{receiver} has no tensor of this name",
+                    near=near_names(name, spare) or near_names(name, wanted),
+                )
+            )
+        elif target.shape != tensor.shape:
+            problems.append(
+                Problem(
+                    "shape",
+                    name,
+                    f"exported with shape {list(tensor.shape)}, but {receiver} expects {list(target.shape)}",
+                )
+            )
+    for name, target in wanted.items():
+        if name not in sent and not target.tied_to:
+            spare = [other for other in sent if other not in wanted]
+            problems.append(
+                Problem(
+                    "missing-name",
+                    name,
+                    f"{receiver} expects it and no trainer rank exports it",
+                    near=near_names(name, spare),
+                )
+            )
+    return problems

@@ -1,0 +1,94 @@
+"""How the ranks of a lane find its control channel."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+
+from weightlane.control import CONTROLLER, ControlChannel
+from weightlane.errors import ControlLostError
+
+_CLIENT_SECONDS = 60.0
+
+
+def open_control_channel(
+    *, address: str | None, lane: str, rank: int, world_size: int, lost_after: float
+) -> ControlChannel:
+    """Opens the lane's channel on the controller and joins it from the other ranks.
+
+    `address` is `tcp://host:port`, given equally on every rank, or None: then the store that
+    `torch.distributed` was initialised with (MASTER_ADDR, MASTER_PORT) tells the ranks where the channel is,
+    and a single process keeps it to itself. The server listens on loopback unless the address, or
+    MASTER_ADDR, names another interface.
+
+    Raises:
+        ControlLostError: no way to find the channel, or nobody answers there.
+    """
+    named = address or os.environ.get("WEIGHTLANE_CONTROL", "")
+    try:
+        if named:
+            host, port = _parse(named)
+            server = _serve(host, port, lane) if rank == CONTROLLER else None
+        elif world_size == 1:
+            host, port = "127.0.0.1", 0
+            server = _serve(host, port, lane)
+            port = server.port
+        else:
+            host, port, server = _through_master_store(lane, rank)
+        store = server or _join(host, port)
+        beat_store = _join(host, port)
+    except (RuntimeError, OSError) as error:
+        raise ControlLostError(
+            f"Rank {rank} could not open the control channel of lane {lane} at {named or 'the MASTER store'}.",
+            f"{str(error).splitlines()[0]}.",
+            "Pass the same control='tcp://host:port' to connect() on every rank.",
+        ) from error
+    return ControlChannel(
+        store, beat_store, lane=lane, rank=rank, world_size=world_size, lost_after=lost_after
+    )
+
+
+def _parse(address: str) -> tuple[str, int]:
+    parts = urlsplit(address)
+    if parts.scheme != "tcp" or not parts.hostname or not parts.port:
+        raise OSError(f"{address!r} is not of the form tcp://host:port")
+    return parts.hostname, parts.port
+
+
+def _serve(host: str, port: int, lane: str) -> dist.TCPStore:
+    """A store whose server listens on `host` alone; TCPStore by itself would listen on every interface."""
+    listener = socket.create_server((host, port), backlog=1024)
+    bound_port = listener.getsockname()[1]
+    return dist.TCPStore(
+        host,
+        bound_port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_CLIENT_SECONDS),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _join(host: str, port: int) -> dist.TCPStore:
+    return dist.TCPStore(
+        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_CLIENT_SECONDS)
+    )
+
+
+def _through_master_store(lane: str, rank: int) -> tuple[str, int, dist.TCPStore | None]:
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port:
+        raise OSError("MASTER_ADDR and MASTER_PORT are not set, and no control address was given")
+    master = _join(host, int(port))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    key = f"weightlane/control/{attempt}/{lane}"
+    if rank == CONTROLLER:
+        server = _serve(socket.gethostbyname(host), 0, lane)
+        master.set(key, f"{host}|{server.port}")
+        return host, server.port, server
+    found_host, found_port = master.get(key).decode().split("|")
+    return found_host, int(found_port), None

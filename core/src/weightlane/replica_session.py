@@ -1,0 +1,182 @@
+"""The controller's side of one replica through a sync: pause, receive, settle, publish, resume, cancel."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from weightlane.agent_calls import call_agents
+from weightlane.errors import SyncTimeoutError, WeightlaneError
+from weightlane.messages import (
+    AgentRequest,
+    Attach,
+    Cancel,
+    Detach,
+    Done,
+    FinishInline,
+    Publish,
+    Receive,
+    ReceiveReport,
+)
+from weightlane.types import TransportName
+from weightlane.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from weightlane.bounds import Bounds
+    from weightlane.endpoint import EngineEndpoint
+    from weightlane.plan import LanePlan
+    from weightlane.program import EngineCall
+
+_CLEANUP_SECONDS = 5.0
+_T = TypeVar("_T")
+
+
+class ReplicaSession:
+    """One replica; made at connect, used at every sync, from the controller's main thread.
+
+    Args:
+        plan: the lane's plan.
+        number: which of its replicas this is.
+        endpoint: the open handle.
+        bounds: the lane's bounds.
+    """
+
+    def __init__(self, plan: LanePlan, number: int, endpoint: EngineEndpoint, bounds: Bounds) -> None:
+        self._plan = plan
+        self._replica = plan.replicas[number]
+        self.endpoint = endpoint
+        self._bounds = bounds
+        self._receiving: _ReceiveCall | None = None
+        self._paused = False
+
+    @property
+    def address(self) -> str:
+        """Where the replica is."""
+        return self._replica.address
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether counts and digests come back."""
+        return self._replica.has_agent
+
+    def attach(self, ring: dict[int, str]) -> None:
+        """Gives every worker the plan; each checks it against its live tensors and refuses before any write."""
+        if self.has_agent:
+            request = Attach(self._plan.receive_plan(self._replica.replica, ring))
+            self._call(request, Done, self._bounds.connect)
+
+    def begin(self, sync: int, version: int, on_failure: Callable[[BaseException], None]) -> None:
+        """Pauses the engine as planned and, over a ring, starts the long receive call in a thread."""
+        self._receiving = None
+        if self._replica.program.pause:
+            self._run(self._replica.program.pause, version)
+            self._paused = True
+        if self._replica.transport is TransportName.SHM:
+            request = Receive(
+                lane=self._plan.lane,
+                plan_digest=self._plan.digest(),
+                sync=sync,
+                version=version,
+                incarnation=self._replica.incarnations,
+                wait_seconds=self._bounds.bucket,
+                lost_after_seconds=self._bounds.lost_after,
+            )
+            # The call lasts a whole sync; liveness of both sides ends it long before this bound does.
+            seconds = self._bounds.start + self._bounds.finish + self._bounds.bucket * len(self._plan.buckets)
+            self._receiving = _ReceiveCall(lambda: self._call(request, ReceiveReport, seconds), on_failure)
+
+    def reports(self, sync: int, check: Callable[[], None]) -> list[ReceiveReport]:
+        """Every worker's report; empty where no agent runs."""
+        if not self.has_agent:
+            return []
+        if self._receiving is None:
+            return self._call(FinishInline(self._plan.lane, sync), ReceiveReport, self._bounds.finish)
+        return self._receiving.result(self._bounds.finish, check, self.address)
+
+    def settle(self, version: int) -> None:
+        """Runs the engine calls that belong after the last bucket."""
+        self._run(self._replica.program.settle, version)
+
+    def publish(self, sync: int, version: int) -> None:
+        """Makes the version the one that is served."""
+        if self.has_agent:
+            self._call(Publish(self._plan.lane, sync, version), Done, self._bounds.finish)
+        self._run(self._replica.program.publish, version)
+
+    def resume(self, version: int) -> None:
+        """Lets generation go on, if it was this session that paused it."""
+        if self._paused:
+            self._run(self._replica.program.resume, version)
+            self._paused = False
+
+    def cancel(self, sync: int, cause: str) -> None:
+        """Ends this replica's part of a failed sync: waits for its receive call, then tells the workers why.
+
+        Best effort and bounded: the sync has failed already and its cause must not be hidden by this.
+        """
+        if self._receiving is not None and not self._receiving.ended(
+            self._bounds.lost_after + _CLEANUP_SECONDS
+        ):
+            return
+        if self.has_agent:
+            try:
+                self._call(Cancel(self._plan.lane, sync, cause), Done, _CLEANUP_SECONDS)
+            except WeightlaneError:
+                return
+
+    def close(self) -> None:
+        """Detaches from the workers and lets go of the endpoint."""
+        if self.has_agent:
+            try:
+                self._call(Detach(self._plan.lane), Done, _CLEANUP_SECONDS)
+            except WeightlaneError:
+                # A dead engine needs no detaching.
+                pass
+        self.endpoint.close()
+
+    def _run(self, calls: Sequence[EngineCall], version: int) -> None:
+        for call in calls:
+            self.endpoint.call(call, version=version)
+
+    def _call(self, request: AgentRequest, kind: type[_T], seconds: float) -> list[_T]:
+        return call_agents(self.endpoint, request, kind, workers=len(self._replica.peers), seconds=seconds)
+
+
+class _ReceiveCall:
+    """The long call, in a thread, beside the gather on the ranks."""
+
+    def __init__(
+        self, call: Callable[[], list[ReceiveReport]], on_failure: Callable[[BaseException], None]
+    ) -> None:
+        self._reports: list[ReceiveReport] = []
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+        def run() -> None:
+            try:
+                self._reports = call()
+            except BaseException as error:
+                self._error = error
+                on_failure(error)
+            finally:
+                self._done.set()
+
+        threading.Thread(target=run, name="weightlane-receive", daemon=True).start()
+
+    def ended(self, seconds: float) -> bool:
+        """Whether the call ends within `seconds`."""
+        return self._done.wait(seconds)
+
+    def result(self, seconds: float, check: Callable[[], None], address: str) -> list[ReceiveReport]:
+        """The reports, or the call's own error."""
+        if not wait_until(self._done.is_set, seconds=seconds, check=check):
+            raise SyncTimeoutError(
+                f"{address} has not reported within {seconds:g} s of the last bucket.",
+                "Its loader or post-processing still runs, or hangs.",
+                "Raise Bounds.finish if it is that slow.",
+            )
+        if self._error is not None:
+            raise self._error
+        return self._reports

@@ -1,0 +1,1 @@
+"""Transports: how a trainer rank puts the plan's buckets where an engine worker reads them."""

@@ -1,0 +1,88 @@
+"""Transport `shm`: a ring in shared memory from one trainer rank to one worker of the same host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightlane.buckets import slot_sizes
+from weightlane.packing import WireDigest, pack_bucket
+from weightlane.ring import RingWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from weightlane.buckets import BucketLayout
+    from weightlane.plan import LanePlan
+    from weightlane.transports.sink import SinkBounds
+
+
+class ShmSink:
+    """Packs buckets into the ring that worker `worker` of replica `replica` reads."""
+
+    def __init__(self, plan: LanePlan, *, replica: int, worker: int) -> None:
+        self._plan = plan
+        address = plan.replicas[replica].address
+        self.ring = RingWriter(
+            label=f"{plan.lane}-{replica}-{worker}",
+            slot_sizes=slot_sizes(plan.buckets),
+            peer=f"worker {worker} of {address}",
+        )
+        self.replica = replica
+        self.worker = worker
+        self._sync = 0
+        self._bounds: SinkBounds | None = None
+        self._digest: WireDigest | None = None
+
+    @property
+    def path(self) -> str:
+        """The ring's file."""
+        return str(self.ring.path)
+
+    def beat(self) -> None:
+        """Shows the worker that this rank lives; called about once a second from the lane's beating thread."""
+        self.ring.beat()
+
+    def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:
+        """Clears the ring for a new sync."""
+        self._sync, self._bounds = sync, bounds
+        self._digest = WireDigest() if self._plan.verify == "digest" else None
+        self.ring.begin(sync)
+
+    def put(self, layout: BucketLayout, tensors: Sequence[tuple[int, Tensor]]) -> None:
+        """Waits for the slot, packs, posts."""
+        bounds = self._opened()
+        slot = self.ring.acquire(
+            layout,
+            sync=self._sync,
+            seconds=bounds.bucket_seconds,
+            lost_after=bounds.lost_after,
+            check=bounds.check,
+        )
+        pack_bucket(slot, layout, self._plan.tensors, tensors)
+        if self._digest:
+            self._digest.update(self.ring.slot_memory(layout), layout)
+        del slot
+        self.ring.post(layout, sync=self._sync)
+
+    def finish(self) -> str:
+        """Waits until the worker has released every slot."""
+        bounds = self._opened()
+        self.ring.drain(
+            sync=self._sync, seconds=bounds.bucket_seconds, lost_after=bounds.lost_after, check=bounds.check
+        )
+        return self._digest.hexdigest() if self._digest else ""
+
+    def abort(self, cause: str) -> None:
+        """Leaves the cause in the ring's header, where the waiting worker reads it."""
+        self.ring.abort(cause)
+
+    def close(self) -> None:
+        """Removes the ring's file."""
+        self.ring.close()
+
+    def _opened(self) -> SinkBounds:
+        if self._bounds is None:
+            raise RuntimeError("begin() comes before put() and finish()")
+        return self._bounds
