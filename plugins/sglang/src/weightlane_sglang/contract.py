@@ -1,0 +1,59 @@
+"""What this era uses of SGLang's HTTP contract: routes, request types and their fields.
+
+SGLang ignores a field that it does not know, without a word, so nothing is sent that it does not list.
+"""
+
+from __future__ import annotations
+
+ENGINE = "sglang"
+DISTRIBUTIONS = ("sglang",)
+
+UPDATE_ROUTE = "/update_weights_from_tensor"
+PAUSE_ROUTE = "/pause_generation"
+CONTINUE_ROUTE = "/continue_generation"
+FLUSH_ROUTE = "/flush_cache"
+VERSION_ROUTE = "/update_weight_version"
+GENERATE_ROUTE = "/generate"
+MODEL_INFO_ROUTE = "/model_info"
+SERVER_INFO_ROUTE = "/server_info"
+OPENAPI_ROUTE = "/openapi.json"
+
+BEGIN_UPDATE_ROUTE = "/begin_weight_update"
+"""Since 0.5.21 an update outside of a session that this route opens is refused."""
+
+ROUTES_USED = (
+    UPDATE_ROUTE,
+    PAUSE_ROUTE,
+    CONTINUE_ROUTE,
+    FLUSH_ROUTE,
+    VERSION_ROUTE,
+    GENERATE_ROUTE,
+    MODEL_INFO_ROUTE,
+    SERVER_INFO_ROUTE,
+)
+
+UPDATE_REQUEST = "UpdateWeightsFromTensorReqInput"
+PAUSE_REQUEST = "PauseGenerationReqInput"
+VERSION_REQUEST = "UpdateWeightVersionReqInput"
+
+PAYLOAD_FIELD = "serialized_named_tensors"
+VERSION_FIELD = "new_version"
+
+FIELDS_USED: dict[str, tuple[str, ...]] = {
+    UPDATE_REQUEST: (PAYLOAD_FIELD, "load_format", "flush_cache", "abort_all_requests"),
+    PAUSE_REQUEST: ("mode",),
+    VERSION_REQUEST: (VERSION_FIELD, "abort_all_requests"),
+    FLUSH_ROUTE: ("timeout",),
+}
+"""Per request type, or per route for query parameters, the fields that a sync sends."""
+
+LAUNCH_ARGUMENTS_READ = (
+    "dtype",
+    "load_format",
+    "speculative_algorithm",
+    "weight_cache_mode",
+    "enable_lora",
+    "enable_dp_attention",
+    "disable_radix_cache",
+)
+"""Of the server's several hundred arguments, those that a plan depends on or shows."""

@@ -1,0 +1,196 @@
+"""Bounded HTTP requests to one SGLang server, with its own words in every error."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from weightlane.errors import EngineDeadError, EngineError
+from weightlane_sglang.contract import MODEL_INFO_ROUTE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+QUOTED_CHARACTERS = 2000
+_CONNECT_SECONDS = 10.0
+_ALIVE_SECONDS = 3.0
+_LARGEST_ANSWER = 256 << 20
+
+
+class HttpChannel:
+    """Requests to the one server that the user named.
+
+    Proxies and redirects are not followed, so that nothing but the named address is ever spoken to. Each
+    request has a connection of its own: a kept one that the server closed meanwhile could not be told from a
+    server that died. Safe to use from several threads.
+
+    Args:
+        url: `http://` or `https://` address of the server, without a path.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise EngineError(
+                f"{url!r} is not the address of an SGLang server.",
+                "The sglang backend speaks to a running server over HTTP.",
+                "Give the server's URL, such as http://127.0.0.1:30000.",
+            )
+        self.url = url.rstrip("/")
+        self.host = parts.hostname
+        self._closed = False
+        self._last_done = ""
+        self._client = httpx.Client(
+            trust_env=False,
+            follow_redirects=False,
+            limits=httpx.Limits(max_keepalive_connections=0, max_connections=32),
+        )
+
+    def get(self, route: str, *, timeout_seconds: float) -> bytes:
+        """The body that the server answers; see `send`."""
+        return self.send("GET", route, timeout_seconds=timeout_seconds)
+
+    def send(
+        self,
+        method: str,
+        route: str,
+        *,
+        timeout_seconds: float,
+        body: Iterable[bytes] = (),
+        length: int = 0,
+    ) -> bytes:
+        """One request; gives the body of the answer.
+
+        Args:
+            method: HTTP method.
+            route: path, with a query where there is one.
+            timeout_seconds: bound on the whole request, from connecting to the last byte of the answer.
+            body: JSON in pieces, `length` bytes in all; no copy of the whole is made.
+            length: bytes of the body; 0 means that there is none.
+
+        Raises:
+            EngineDeadError: nobody listens there, or the connection broke, or the server hangs altogether.
+            EngineError: the server refused the request, did not answer it in time, or said that it failed.
+        """
+        request = f"{method} {route}"
+        if self._closed:
+            raise EngineError(f"The handle on {self.url} is closed, so {request} was not sent.")
+        deadline = time.monotonic() + timeout_seconds
+        headers = {"Content-Type": "application/json", "Content-Length": str(length)} if length else {}
+        try:
+            with self._client.stream(
+                method,
+                self.url + route,
+                content=_until(body, deadline) if length else None,
+                headers=headers,
+                timeout=httpx.Timeout(timeout_seconds, connect=min(_CONNECT_SECONDS, timeout_seconds)),
+            ) as response:
+                answer = b"".join(_bounded(response, deadline))
+                status = response.status_code
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise self._dead(
+                request, f"no connection can be made ({str(error) or type(error).__name__})"
+            ) from error
+        except (httpx.TimeoutException, TimeoutError) as error:
+            raise self._late(request, timeout_seconds) from error
+        except (httpx.TransportError, RuntimeError) as error:
+            if self._closed:
+                raise EngineError(f"{request} to {self.url} was given up: its handle was closed.") from error
+            raise self._dead(
+                request, f"the connection broke ({str(error) or type(error).__name__})"
+            ) from error
+        self._check(request, status, answer)
+        self._last_done = request
+        return answer
+
+    def close(self) -> None:
+        """Lets go of the server. Idempotent."""
+        self._closed = True
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self, request: str, status: int, answer: bytes) -> None:
+        if not 200 <= status < 300:
+            raise EngineError(
+                f"SGLang at {self.url} answered {request} with status {status}: {quoted(answer)}",
+                "The server refused the request.",
+            )
+        if failed(answer):
+            raise EngineError(
+                f"SGLang at {self.url} answered {request} with status {status}, but said that it failed: "
+                f"{quoted(answer)}",
+                "The server gives success=false.",
+            )
+
+    def _dead(self, request: str, how: str) -> EngineDeadError:
+        before = f"The last request it answered was {self._last_done}." if self._last_done else ""
+        return EngineDeadError(
+            f"SGLang at {self.url} is gone: {how} during {request}.",
+            before or "It has not answered any request of this handle.",
+            "Its log tells why; nearly every exception in SGLang's scheduler ends the whole server.",
+        )
+
+    def _late(self, request: str, timeout_seconds: float) -> EngineError:
+        what = f"SGLang at {self.url} did not answer {request} within {timeout_seconds:.0f} s"
+        try:
+            self._client.get(self.url + MODEL_INFO_ROUTE, timeout=_ALIVE_SECONDS)
+        except (httpx.TransportError, RuntimeError):
+            before = f" The last request it answered was {self._last_done}." if self._last_done else ""
+            return EngineDeadError(
+                f"{what}, nor {MODEL_INFO_ROUTE} since.", f"The server hangs or is gone.{before}"
+            )
+        return EngineError(f"{what}.", "The server is alive, but busy with it or waiting for something.")
+
+
+def quoted(answer: bytes) -> str:
+    """The server's words, at most 2000 characters of them."""
+    text = answer[: 4 * QUOTED_CHARACTERS].decode("utf-8", "replace")[:QUOTED_CHARACTERS].strip()
+    return text or "(an empty answer)"
+
+
+def failed(answer: bytes) -> bool:
+    """Whether a JSON answer says `"success": false`, which SGLang may send with any status."""
+    if not answer.lstrip().startswith(b"{"):
+        return False
+    try:
+        return msgspec.json.decode(answer, type=_Outcome).success is False
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return False
+
+
+class _Outcome(msgspec.Struct):
+    success: bool | None = None
+
+
+def _until(pieces: Iterable[bytes], deadline: float) -> Iterator[bytes]:
+    for piece in pieces:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        yield piece
+
+
+def _bounded(response: httpx.Response, deadline: float) -> Iterator[bytes]:
+    size = 0
+    for piece in response.iter_bytes():
+        size += len(piece)
+        if size > _LARGEST_ANSWER:
+            raise EngineError(
+                f"The answer to {response.request.url} is larger than {_LARGEST_ANSWER >> 20} MiB."
+            )
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        yield piece

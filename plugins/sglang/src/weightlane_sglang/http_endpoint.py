@@ -1,0 +1,153 @@
+"""The handle on one SGLang server.
+
+The wire towards the engine is its own: weights go as pickles inside JSON, because SGLang takes nothing else.
+They go to the one address that the user named, loopback or not; what comes back is JSON only. Anyone who may
+send SGLang such a request may run code in it, so its port belongs on a trusted network.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from typing_extensions import override
+
+from weightlane.endpoint import EngineEndpoint
+from weightlane.errors import EngineError
+from weightlane.receiver import WorkerDescription
+from weightlane_sglang.contract import GENERATE_ROUTE
+from weightlane_sglang.expected import expected_tensors
+from weightlane_sglang.generation import generate_body, read_generations
+from weightlane_sglang.http_channel import HttpChannel
+from weightlane_sglang.payload import EncodedBucket, request_body
+from weightlane_sglang.server_facts import read_facts, read_incarnation, read_model_info, version_number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from weightlane.contexts import EndpointContext, RolloutTarget
+    from weightlane.facts import EngineFacts
+    from weightlane.messages import Generation
+    from weightlane.program import EngineCall, RequestMove
+
+
+class SglangEndpoint(EngineEndpoint):
+    """Requests to one server.
+
+    Args:
+        target: the server's URL and, where this process cannot read the server's model folder, its own.
+        timeout_seconds: bound on each small request, and on a generation.
+    """
+
+    def __init__(self, target: RolloutTarget, *, timeout_seconds: float) -> None:
+        if target.handle is not None:
+            raise EngineError(
+                f"The sglang backend was given an engine object ({type(target.handle).__name__}).",
+                "It drives a running server by HTTP requests.",
+                "Pass url=... of the server instead.",
+            )
+        self._model = target.model
+        self._timeout = timeout_seconds
+        self._channel = HttpChannel(target.address)
+
+    @property
+    @override
+    def address(self) -> str:
+        return self._channel.url
+
+    @override
+    def facts(self) -> EngineFacts:
+        return read_facts(self._channel, timeout_seconds=self._timeout)
+
+    @override
+    def describe_workers(self, backend: str) -> tuple[WorkerDescription, ...]:
+        """One description on behalf of the whole server; `expected` comes from its checkpoint's config."""
+        facts = self.facts()
+        info = read_model_info(self._channel, timeout_seconds=self._timeout)
+        dtype = facts.launch_arguments.get("dtype", "")
+        return (
+            WorkerDescription(
+                worker=0,
+                workers=1,
+                host=self._channel.host,
+                process_id=0,
+                incarnation=read_incarnation(self._channel, timeout_seconds=self._timeout),
+                device=facts.device,
+                held_version=version_number(info.weight_version),
+                expected=expected_tensors(self._model, info, dtype=dtype),
+                facts=facts,
+            ),
+        )
+
+    @override
+    def call_workers(self, message: bytes, timeout_seconds: float) -> Sequence[bytes]:
+        raise EngineError(
+            f"SGLang at {self.address} has no worker agent.",
+            "Nothing of ours runs inside a server that somebody else started.",
+            "Use the server's own requests (capability native-requests).",
+        )
+
+    @override
+    def call(self, call: EngineCall, *, version: int | None = None) -> str:
+        """Posts one request. A version goes as text, which is what SGLang keeps."""
+        body = call.body
+        if call.version_field:
+            if version is None:
+                raise EngineError(f"{call.route} publishes a version, and none was given.")
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            body = msgspec.json.encode({**fields, call.version_field: str(version)}).decode()
+        data = body.encode()
+        answer = self._channel.send(
+            "POST", call.route, timeout_seconds=call.timeout_seconds, body=(data,), length=len(data)
+        )
+        return answer.decode("utf-8", "replace")
+
+    @override
+    def send_bucket(
+        self, move: RequestMove, tensors: Sequence[tuple[str, Tensor]], *, last: bool, version: int
+    ) -> None:
+        """Sends one bucket by value, in the dtypes given; answers once the server has loaded it.
+
+        An empty bucket is not sent: nothing in this era marks the end. `version` has a call of its own.
+        """
+        if not tensors:
+            return
+        length, pieces = request_body(
+            EncodedBucket(tensors),
+            field=move.payload_field,
+            copies=move.copies,
+            body=move.last_body if last else move.body,
+        )
+        self._channel.send(
+            "POST", move.route, timeout_seconds=move.timeout_seconds, body=pieces, length=length
+        )
+
+    @override
+    def generate(
+        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0
+    ) -> tuple[Generation, ...]:
+        """Continuations that stop at the model's own end token; greedy at temperature 0."""
+        if not prompts:
+            return ()
+        body = generate_body(prompts, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        answer = self._channel.send(
+            "POST", GENERATE_ROUTE, timeout_seconds=self._timeout, body=(body,), length=len(body)
+        )
+        return read_generations(answer, prompts=len(prompts))
+
+    @override
+    def close(self) -> None:
+        self._channel.close()
+
+
+def open_endpoint(context: EndpointContext) -> EngineEndpoint:
+    """A handle on the server that the user named; reaches it once, so that a wrong address fails here."""
+    endpoint = SglangEndpoint(context.target, timeout_seconds=context.timeout_seconds)
+    try:
+        endpoint.facts()
+    except BaseException:
+        endpoint.close()
+        raise
+    return endpoint

@@ -1,0 +1,238 @@
+"""Starting a server: arguments, environment, and a context manager that ends it with all its children.
+
+The server runs in an environment of its own, which holds SGLang; this process needs none of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from weightlane.contexts import LaunchContext, LaunchPlan
+from weightlane.errors import EngineDeadError, EngineError
+from weightlane_sglang.contract import MODEL_INFO_ROUTE
+from weightlane_sglang.http_channel import HttpChannel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Device: TypeAlias = Literal["cpu", "gpu"]
+
+_LOOPBACK = "127.0.0.1"
+_LAST_LOG_LINES = 25
+_POLL_SECONDS = 0.25
+_END_SECONDS = 5.0
+
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_CPU_ARGUMENTS = (
+    *("--device", "cpu", "--dtype", "float32"),
+    *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--max-total-tokens", "2048", "--max-running-requests", "4", "--context-length", "256"),
+    *("--mem-fraction-static", "0.3", "--disable-overlap-schedule", "--disable-cuda-graph"),
+    # generation starts when we ask for it, with token ids
+    *("--skip-server-warmup", "--skip-tokenizer-init"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How to start one server.
+
+    `python` is the interpreter of the environment that holds SGLang, `model` a checkpoint folder. The CPU
+    settings serve a small model in fp32 for trying things out; on a GPU SGLang's own defaults stand.
+    """
+
+    python: Path
+    model: Path
+    tensor_parallel: int = 1
+    device: Device = "cpu"
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that has answered. `process_id` leads a process group that holds all of its processes."""
+
+    url: str
+    process_id: int
+    log: Path
+
+
+def server_arguments(model: str, *, tensor_parallel: int, device: Device) -> tuple[str, ...]:
+    """Arguments of `sglang.launch_server`, without its address."""
+    arguments = ("--model-path", model, "--tp", str(tensor_parallel))
+    return (*arguments, *_CPU_ARGUMENTS) if device == "cpu" else arguments
+
+
+def server_environment(*, tensor_parallel: int, device: Device) -> dict[str, str]:
+    """Environment variables to add for the server."""
+    if device == "gpu":
+        return dict(_OFFLINE)
+    cores = os.cpu_count() or 1
+    added = {
+        **_OFFLINE,
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": str(max(1, cores // tensor_parallel)),
+    }
+    if tensor_parallel > 1:
+        added["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(cores, tensor_parallel))
+    return added
+
+
+def plan_launch(context: LaunchContext) -> LaunchPlan:
+    """Arguments and environment for a server that a lane can reach by requests; nothing of ours enters it."""
+    device: Device = "cpu" if context.facts.device == "cpu" else "gpu"
+    return LaunchPlan(
+        arguments=server_arguments(context.model, tensor_parallel=context.tensor_parallel, device=device),
+        environment=server_environment(tensor_parallel=context.tensor_parallel, device=device),
+        notes=(
+            "Start it with: python -m sglang.launch_server ARGUMENTS",
+            "Whoever can reach its port can run code in it: keep it on loopback or a trusted network.",
+        ),
+    )
+
+
+@contextmanager
+def launched_server(
+    settings: ServerSettings, *, log: Path | None = None, ready_within_seconds: float = 240.0
+) -> Iterator[RunningServer]:
+    """A server on a free loopback port, ready when the block starts, gone with every child when it ends.
+
+    Args:
+        settings: what to start.
+        log: file for the server's output, made anew with mode 0600; by default a temporary one, which is
+            removed when the block ends without an error.
+        ready_within_seconds: bound on the start.
+
+    Raises:
+        EngineDeadError: the server ended before it was ready; its last log lines are in the message.
+        EngineError: it was not ready in time.
+    """
+    if not settings.python.exists():
+        raise EngineError(
+            f"{settings.python} does not exist.",
+            "",
+            "Name the interpreter of an environment that has SGLang.",
+        )
+    kept = log is not None
+    descriptor, path = _open_log(log)
+    port = _free_port()
+    command = [
+        str(settings.python),
+        *("-m", "sglang.launch_server", "--host", _LOOPBACK, "--port", str(port)),
+        *server_arguments(
+            str(settings.model.resolve()), tensor_parallel=settings.tensor_parallel, device=settings.device
+        ),
+        *settings.arguments,
+    ]
+    environment = {
+        **os.environ,
+        **server_environment(tensor_parallel=settings.tensor_parallel, device=settings.device),
+        **settings.environment,
+    }
+    environment.pop("PYTHONPATH", None)  # our own packages have no place in the server
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+    try:
+        url = f"http://{_LOOPBACK}:{port}"
+        _wait_ready(process, url, path, ready_within_seconds)
+        yield RunningServer(url=url, process_id=process.pid, log=path)
+    finally:
+        _end_group(process)
+    if not kept:
+        path.unlink(missing_ok=True)
+
+
+def last_lines(log: Path, count: int = _LAST_LOG_LINES) -> str:
+    """The end of a log, without the lines that SGLang's libraries print while they die."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    telling = [
+        line[:400] for line in lines if line.strip() and "leaked" not in line and "nanobind" not in line
+    ]
+    return "\n".join(telling[-count:])
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    with HttpChannel(url) as channel:
+        while True:
+            status = process.poll()
+            if status is not None:
+                raise EngineDeadError(
+                    f"SGLang ended with status {status} before it was ready.",
+                    f"The end of its log, {log}:\n{last_lines(log)}",
+                )
+            try:
+                channel.get(MODEL_INFO_ROUTE, timeout_seconds=2.0)
+            except EngineError as error:
+                if time.monotonic() >= deadline:
+                    raise EngineError(
+                        f"SGLang was not ready within {seconds:.0f} s ({error.what})",
+                        f"The end of its log, {log}:\n{last_lines(log)}",
+                    ) from error
+                time.sleep(_POLL_SECONDS)
+            else:
+                return
+
+
+def _open_log(log: Path | None) -> tuple[int, Path]:
+    if log is None:
+        descriptor, name = tempfile.mkstemp(prefix="weightlane-sglang-", suffix=".log")  # mode 0600
+        return descriptor, Path(name)
+    log.unlink(missing_ok=True)
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), log
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _core_shares(cores: int, shares: int) -> Iterator[str]:
+    """Ranges of cores, such as `0-3`, one for each of `shares` ranks; ranks double up on a small machine."""
+    each = max(1, cores // shares)
+    for share in range(shares):
+        first = share * each % cores
+        yield str(first) if each == 1 else f"{first}-{first + each - 1}"
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends every process of the server's own group: asked first, then killed; reaps the leader."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        deadline = time.monotonic() + _END_SECONDS
+        while time.monotonic() < deadline and _group_lives(process):
+            time.sleep(0.05)
+    process.wait(timeout=_END_SECONDS)
+
+
+def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()  # a leader that is not reaped would keep its group alive
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""The `sglang` backend: one era so far, and its hooks. Heavy imports stay inside the hooks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import SpecifierSet
+
+from weightlane.hookspecs import hookimpl
+from weightlane.types import BackendDescriptor, Capability, TransportName
+from weightlane_sglang.contract import DISTRIBUTIONS, ENGINE
+from weightlane_sglang.probes import probe_updates_without_session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from weightlane.contexts import (
+        BuildRequestsContext,
+        EndpointContext,
+        FactsContext,
+        LaunchContext,
+        LaunchPlan,
+        MapNamesContext,
+    )
+    from weightlane.endpoint import EngineEndpoint
+    from weightlane.facts import EngineFacts
+    from weightlane.program import Lifecycle, Program
+    from weightlane.receiver import NameEntry
+
+BACKEND = "sglang"
+_FACTS_SECONDS = 30.0
+
+
+@hookimpl
+def weightlane_register_backends() -> Iterable[BackendDescriptor]:
+    return [
+        BackendDescriptor(
+            name=BACKEND,
+            role="rollout",
+            engine=ENGINE,
+            era="updates-without-session",
+            versions=SpecifierSet(">=0.5.17,<0.5.21"),
+            distributions=DISTRIBUTIONS,
+            probe=probe_updates_without_session,
+            capabilities=frozenset(
+                {
+                    Capability.RECEIVE_FULL,
+                    Capability.NATIVE_REQUESTS,
+                    Capability.PAUSE,
+                    Capability.WEIGHT_VERSION,
+                }
+            ),
+            transports=(TransportName.INLINE,),
+            summary="A running SGLang server through its own HTTP requests; plain checkpoint names.",
+            install_hint="pip install sglang==0.5.18 where the server runs; this side needs no SGLang",
+        )
+    ]
+
+
+@hookimpl
+def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
+    if context.engine != ENGINE:
+        return None
+    target = context.target
+    if target is None:
+        from weightlane_sglang.installed import installed_facts
+
+        return installed_facts(context.distributions)
+    if not target.address.startswith(("http://", "https://")):
+        return None
+    from weightlane_sglang.http_channel import HttpChannel
+    from weightlane_sglang.server_facts import read_facts
+
+    with HttpChannel(target.address) as channel:
+        return read_facts(channel, timeout_seconds=_FACTS_SECONDS)
+
+
+@hookimpl
+def weightlane_plan_launch(context: LaunchContext) -> LaunchPlan:
+    from weightlane_sglang.launch import plan_launch
+
+    return plan_launch(context)
+
+
+@hookimpl
+def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
+    from weightlane_sglang.http_endpoint import open_endpoint
+
+    return open_endpoint(context)
+
+
+@hookimpl
+def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
+    from weightlane_sglang.names import map_names
+
+    return map_names(context.manifest, context.worker)
+
+
+@hookimpl
+def weightlane_build_requests(context: BuildRequestsContext) -> Program:
+    from weightlane_sglang.requests import build_program
+
+    return build_program(context)
+
+
+@hookimpl
+def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
+    from weightlane_sglang.lifecycle import plan_lifecycle
+
+    return plan_lifecycle(context)

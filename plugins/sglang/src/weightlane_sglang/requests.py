@@ -1,0 +1,118 @@
+"""The program of this era: one `/update_weights_from_tensor` a bucket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from weightlane.errors import PlanError, Problem, near_names
+from weightlane.program import Program, RequestMove
+from weightlane.types import Phase
+from weightlane_sglang.contract import PAYLOAD_FIELD, UPDATE_REQUEST, UPDATE_ROUTE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightlane.contexts import BuildRequestsContext
+    from weightlane.facts import EngineFacts
+
+_UPDATE_SECONDS = 120.0
+
+
+def build_program(context: BuildRequestsContext) -> Program:
+    """The move of one sync.
+
+    The server's own flush is off in every request, the last included: where a request has just ended, SGLang
+    asserts on it and the whole server dies. The lifecycle flushes in a request of its own, which can fail.
+
+    Raises:
+        PlanError: the server runs in a way whose weights cannot be written by name.
+    """
+    problems = tuple(_problems(context))
+    if problems:
+        raise PlanError(problems)
+    facts = context.facts
+    body = json_body(
+        facts, UPDATE_REQUEST, {"load_format": None, "flush_cache": False, "abort_all_requests": False}
+    )
+    require_fields(facts, UPDATE_REQUEST, (PAYLOAD_FIELD,))
+    return Program(
+        move=RequestMove(
+            route=UPDATE_ROUTE,
+            payload_field=PAYLOAD_FIELD,
+            copies=facts.parallel.tensor,  # each rank reads the entry of its own number, and dies without one
+            body=body,
+            last_body=body,
+            timeout_seconds=_UPDATE_SECONDS,
+        ),
+        notes=(
+            f"buckets travel {facts.parallel.tensor} times, once per tensor-parallel rank, by value",
+            "the server tells nothing of what it wrote: names and shapes are checked against its checkpoint",
+        ),
+    )
+
+
+def json_body(facts: EngineFacts, request: str, values: Mapping[str, object]) -> str:
+    """`values` as a JSON object, after checking that the server's `request` has every one of these fields."""
+    require_fields(facts, request, tuple(values))
+    return msgspec.json.encode(values).decode()
+
+
+def require_fields(facts: EngineFacts, request: str, fields: tuple[str, ...]) -> None:
+    """Raises PlanError when the server does not list one of `fields`: it would ignore it without a word."""
+    found = facts.request_fields.get(request, ())
+    missing = [name for name in fields if name not in found]
+    if missing:
+        raise PlanError(
+            [
+                Problem(
+                    "unknown-field",
+                    f"{request}.{name}",
+                    f"SGLang {facts.version} does not list it (it lists {', '.join(found) or 'nothing'}), "
+                    "and would ignore it",
+                    near=near_names(name, found),
+                )
+                for name in missing
+            ]
+        )
+
+
+def _problems(context: BuildRequestsContext) -> Iterator[Problem]:
+    facts = context.facts
+    if context.phase is not Phase.FULL:
+        yield Problem("capability", context.phase.value, "this backend receives full weights only")
+    if facts.parallel.data > 1:
+        yield Problem(
+            "capability",
+            "dp_size",
+            f"the server runs {facts.parallel.data} data-parallel copies, which this version does not sync",
+            "Start one server per copy and name each as a replica.",
+        )
+    if facts.parallel.pipeline > 1:
+        yield Problem(
+            "capability", "pp_size", f"pipeline parallelism ({facts.parallel.pipeline}) is not supported yet"
+        )
+    if facts.quantization:
+        yield Problem(
+            "capability",
+            "quantization",
+            f"the server quantizes its weights ({facts.quantization}), and a tensor written over them "
+            "by name would not be",
+            "Start the server without --quantization.",
+        )
+    if facts.launch_arguments.get("speculative_algorithm"):
+        yield Problem(
+            "capability",
+            "speculative_algorithm",
+            f"the server drafts with {facts.launch_arguments['speculative_algorithm']}, and its drafter "
+            "would keep old weights or take these for its own",
+            "Start the server without a drafter.",
+        )
+    if facts.launch_arguments.get("weight_cache_mode", "off") != "off":
+        yield Problem(
+            "capability",
+            "weight_cache_mode",
+            "the server shares its weights with a cache and dies of an update",
+            "Start it with --weight-cache-mode off.",
+        )

@@ -1,0 +1,120 @@
+"""Facts of a live server, from its own description."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, TypeVar
+
+import msgspec
+
+from weightlane.errors import EngineError
+from weightlane.facts import EngineFacts, ParallelSizes
+from weightlane_sglang.contract import (
+    ENGINE,
+    LAUNCH_ARGUMENTS_READ,
+    MODEL_INFO_ROUTE,
+    OPENAPI_ROUTE,
+    SERVER_INFO_ROUTE,
+)
+from weightlane_sglang.http_channel import HttpChannel, quoted
+from weightlane_sglang.openapi import read_openapi
+
+
+class ServerInfo(msgspec.Struct):
+    """What `/server_info` tells that we use; `startup_time` are durations in seconds, of full precision."""
+
+    version: str
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    device: str | None = None
+    quantization: str | None = None
+    random_seed: int | None = None
+    startup_time: Any = None
+
+
+class ModelInfo(msgspec.Struct):
+    """What `/model_info` tells that we use. `weight_version` is text of the operator's choosing."""
+
+    model_path: str
+    weight_version: str | None = None
+    architectures: list[str] | None = None
+
+
+def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
+    """Facts of the server behind `channel`; three small requests, each within `timeout_seconds`."""
+    routes, fields = read_openapi(channel.get(OPENAPI_ROUTE, timeout_seconds=timeout_seconds))
+    for route in (MODEL_INFO_ROUTE, SERVER_INFO_ROUTE):
+        if route not in routes:
+            raise EngineError(
+                f"The server at {channel.url} has no route {route}.",
+                "It is no SGLang server, or one older than 0.5.6.",
+                f"Routes found: {', '.join(routes[:40]) or 'none'}.",
+            )
+    answer = channel.get(SERVER_INFO_ROUTE, timeout_seconds=timeout_seconds)
+    info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
+    arguments = _decode_arguments(answer)
+    return EngineFacts(
+        engine=ENGINE,
+        version=info.version,
+        source="server",
+        request_fields=fields,
+        routes=routes,
+        launch_arguments=arguments,
+        parallel=ParallelSizes(tensor=info.tp_size, pipeline=info.pp_size, data=info.dp_size),
+        model_path=read_model_info(channel, timeout_seconds=timeout_seconds).model_path,
+        device=info.device or "",
+        quantization=info.quantization or "",
+    )
+
+
+def read_model_info(channel: HttpChannel, *, timeout_seconds: float) -> ModelInfo:
+    """The model that the server answers with now, and its weight version."""
+    answer = channel.get(MODEL_INFO_ROUTE, timeout_seconds=timeout_seconds)
+    return _decode(answer, ModelInfo, MODEL_INFO_ROUTE)
+
+
+def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
+    """Sixteen hex digits that change when the server is started anew.
+
+    SGLang tells neither process id nor start time; its measured start-up durations and its random seed are
+    fixed at start and differ from start to start.
+    """
+    answer = channel.get(SERVER_INFO_ROUTE, timeout_seconds=timeout_seconds)
+    info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
+    if not info.startup_time:
+        raise EngineError(
+            f"{SERVER_INFO_ROUTE} of {channel.url} has no startup_time.",
+            "Without it a restarted server could not be told from the one that was planned for.",
+            "This era knows SGLang 0.5.17 to 0.5.20, which all report it.",
+        )
+    identity = msgspec.json.encode((info.version, info.random_seed, info.startup_time), order="sorted")
+    return hashlib.sha256(identity).hexdigest()[:16]
+
+
+def version_number(weight_version: str | None) -> int | None:
+    """The version as the number that a lane publishes, None where an operator wrote something else."""
+    return int(weight_version) if weight_version is not None and weight_version.isdecimal() else None
+
+
+def _decode_arguments(answer: bytes) -> dict[str, str]:
+    everything = _decode(answer, dict[str, msgspec.Raw], SERVER_INFO_ROUTE)
+    found: dict[str, str] = {}
+    for name in LAUNCH_ARGUMENTS_READ:
+        value = msgspec.json.decode(everything[name]) if name in everything else None
+        if value is not None:
+            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+_Shape = TypeVar("_Shape")
+
+
+def _decode(answer: bytes, shape: type[_Shape], route: str) -> _Shape:
+    try:
+        return msgspec.json.decode(answer, type=shape)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise EngineError(
+            f"The answer to {route} has another shape than SGLang's: {error}.",
+            f"It begins with {quoted(answer[:200])}.",
+        ) from error
