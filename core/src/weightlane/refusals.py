@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+from weightlane.catalogue import PUBLISHED, install_command
 from weightlane.discovery import not_usable
 from weightlane.errors import PinError, SelectionError, near_names
 from weightlane.pins import assume_variable, engine_key
@@ -16,22 +17,6 @@ if TYPE_CHECKING:
     from weightlane.pins import Pin
     from weightlane.registry import Registry
     from weightlane.types import Role
-
-PUBLISHED = {
-    "vllm": "weightlane-vllm",
-    "sglang": "weightlane-sglang",
-    "fsdp": "weightlane-fsdp",
-    "megatron": "weightlane-megatron",
-    "torch": "weightlane",
-    "reference": "weightlane",
-}
-"""Engines and the distributions that serve them, for the advice in errors alone."""
-
-
-def install_command(engine: str) -> str:
-    """The command that installs a backend for an engine; "" for one that nobody is known to serve."""
-    distribution = PUBLISHED.get(engine, "")
-    return f"pip install {distribution}" if distribution else ""
 
 
 def claimants(registry: Registry, engine: str) -> tuple[PluginStatus, ...]:

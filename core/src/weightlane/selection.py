@@ -70,7 +70,7 @@ def choose(
     facts = with_assumed_version(facts, registry.environ)
     wanted = parse_pin(pin, f"argument plugin={pin!r}") if pin else registry.pins.get(engine_key(engine))
     if wanted is not None:
-        _require_pinned_plugin(registry, wanted, engine)
+        require_pinned_plugin(registry, wanted, engine)
     verdicts = judge_all(registry, role, engine, facts)
     if wanted is not None:
         verdicts = tuple(
@@ -152,8 +152,13 @@ def _selected(
     return replace(winner.backend, evidence=evidence, notes=tuple(notes))
 
 
-def _require_pinned_plugin(registry: Registry, pin: Pin, engine: str) -> None:
-    """Sees to it that the pinned plugin is here, of the pinned version, and active."""
+def require_pinned_plugin(registry: Registry, pin: Pin, engine: str) -> None:
+    """Sees to it that the pinned plugin is here, of the pinned version, and active.
+
+    Raises:
+        PinError: it is not.
+        PluginError: it is broken; its own error is the cause.
+    """
     registry.admit(pin.distribution, pin.entry)
     statuses = registry.statuses()
     ours = [item for item in statuses if normalized(item.distribution) == pin.distribution]
@@ -189,4 +194,4 @@ def _require_pinned_plugin(registry: Registry, pin: Pin, engine: str) -> None:
     )
 
 
-__all__ = ["Choice", "Selected", "choose", "judge_all", "select"]
+__all__ = ["Choice", "Selected", "choose", "judge_all", "require_pinned_plugin", "select"]
