@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from weightlane_vllm.launch import FrontStart, cpu_binding, front_command, front_environment, plan_launch
-from weightlane_vllm.plugin import weightlane_register_backends
 
 from weightlane.contexts import LaunchContext
 from weightlane.facts import EngineFacts
 from weightlane.types import Mode
+from weightlane_vllm.launch import FrontStart, cpu_binding, front_command, front_environment, plan_launch
+from weightlane_vllm.plugin import weightlane_register_backends
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,9 @@ def test_nothing_allows_insecure_serialization() -> None:
 
 
 def test_the_command_is_a_list_for_the_given_interpreter() -> None:
-    command = front_command(FrontStart("/a model", "unix:/run/s", tensor_parallel=2), python="/env/bin/python")
+    command = front_command(
+        FrontStart("/a model", "unix:/run/s", tensor_parallel=2), python="/env/bin/python"
+    )
     assert command[:3] == ("/env/bin/python", "-m", "weightlane_vllm.server")
     assert "/a model" in command
     assert command[command.index("--tensor-parallel-size") + 1] == "2"

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from weightlane_vllm.names import UNKNOWN, map_names, reach_of
 
 from weightlane.manifest import Manifest, TensorSpec
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane.types import Phase
+from weightlane_vllm.names import UNKNOWN, map_names, reach_of
 
 PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 LAYER = "model.layers.0."
@@ -37,7 +37,9 @@ def test_a_wrapped_module_is_reached_inside_its_wrapper() -> None:
     reach = reach_of(f"{LAYER}self_attn.v_proj.weight", live, PACKED, {})
     assert reach.target == f"{LAYER}self_attn.qkv_proj.base_layer.weight"
     assert reach.rule == "packed into qkv_proj, inside its LoRA wrapper"
-    assert reach_of("model.embed_tokens.weight", live, PACKED, {}).target.startswith("model.embed_tokens.base")
+    assert reach_of("model.embed_tokens.weight", live, PACKED, {}).target.startswith(
+        "model.embed_tokens.base"
+    )
 
 
 def test_a_packing_the_module_does_not_use_is_not_applied() -> None:

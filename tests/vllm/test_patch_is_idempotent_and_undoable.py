@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
+
 from weightlane_vllm.patches import PlainCpuWeights
 
 

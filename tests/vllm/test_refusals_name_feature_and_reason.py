@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
 
 from weightlane.receiver import LiveTensor
+from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
 
 
 def test_a_plain_dense_engine_is_not_refused() -> None:

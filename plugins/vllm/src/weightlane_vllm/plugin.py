@@ -56,7 +56,7 @@ def weightlane_register_backends() -> Iterable[BackendDescriptor]:
             capabilities=frozenset(
                 {Capability.RECEIVE_FULL, Capability.WORKER_AGENT, Capability.WEIGHT_VERSION}
             ),
-            transports=(TransportName.SHM, TransportName.INLINE),
+            transports=(TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE),
             summary="vLLM through an agent in its workers; plain checkpoint names.",
             install_hint="pip install 'weightlane-vllm[vllm]' where the engine runs",
         )
@@ -71,14 +71,16 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
 
         return installed_facts(context.distributions)
     if target.handle is not None:
+        from contextlib import closing
+
         from weightlane_vllm.endpoint import LlmEndpoint
 
-        with LlmEndpoint(target.handle, timeout_seconds=_FACTS_SECONDS) as endpoint:
+        with closing(LlmEndpoint(target.handle, _FACTS_SECONDS)) as endpoint:
             return endpoint.facts()
     if target.address.startswith(("unix:", "tcp:")):
         from weightlane.front.client import FrontEndpoint
 
-        return FrontEndpoint(target.address, timeout_seconds=_FACTS_SECONDS).facts()
+        return FrontEndpoint(target.address, _FACTS_SECONDS).facts()
     return None
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from weightlane.errors import PlanError, Problem
 from weightlane.program import AgentMove, EngineCall, Lifecycle, Program
 from weightlane.types import TransportName
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from weightlane.facts import EngineFacts
 
 RESET_PREFIX_CACHE = "reset_prefix_cache"
 _RESET_SECONDS = 60.0
+
+_AGENT_TRANSPORTS: Mapping[TransportName, Literal["shm", "inline", "inprocess"]] = {
+    TransportName.SHM: "shm",
+    TransportName.INLINE: "inline",
+    TransportName.INPROCESS: "inprocess",
+}
 
 FENCE_NOTE = (
     "The fence is advisory: vLLM's LLM class cannot hold generation back, so only what is generated through "
@@ -21,25 +28,8 @@ FENCE_NOTE = (
 
 
 def build_program(transport: TransportName) -> Program:
-    """One move by the agent; nothing of vLLM's own carries weights in this era.
-
-    Raises:
-        PlanError: the transport is not one that this backend offers.
-    """
-    if transport is TransportName.SHM:
-        return Program(move=AgentMove("shm"))
-    if transport is TransportName.INLINE:
-        return Program(move=AgentMove("inline"))
-    raise PlanError(
-        [
-            Problem(
-                "transport",
-                transport.value,
-                "backend vllm receives by shm or inline",
-                "Use one of them, or leave the transport to the plan.",
-            )
-        ]
-    )
+    """One move by the agent; nothing of vLLM's own carries weights in this era."""
+    return Program(move=AgentMove(_AGENT_TRANSPORTS[transport]))
 
 
 def plan_lifecycle(facts: EngineFacts) -> Lifecycle:

@@ -1,0 +1,155 @@
+"""Fronts over a live vLLM, and what the trainer's own model says about the same prompts."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from weightlane.front.process import FrontProcess, start_front_process
+from weightlane_vllm.launch import FrontStart, front_command, front_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from weightlane.messages import Generation
+
+PROBE_PROMPTS = ((1, 2, 3, 4, 5), (400, 7, 99))
+START_SECONDS = 300.0
+
+_numbers = itertools.count()
+
+
+def tiny_config() -> Qwen3Config:
+    return Qwen3Config(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,  # the CPU attention kernel takes no smaller one
+        vocab_size=512,
+        max_position_embeddings=512,
+        initializer_range=0.15,  # so that outputs of two sets of weights differ
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(tiny_config()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start_front(
+    vllm_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Path, int], AbstractContextManager[FrontProcess]]:
+    """Starts vLLM on a folder at a tensor-parallel size; the block's end ends it and its workers."""
+
+    @contextmanager
+    def start(model: Path, tensor_parallel: int) -> Iterator[FrontProcess]:
+        # A socket's path is limited to about 100 bytes, which pytest's own folders can exceed.
+        with tempfile.TemporaryDirectory(prefix="wl-") as private:
+            front = FrontStart(
+                model=str(model), address=f"unix:{private}/front", tensor_parallel=tensor_parallel
+            )
+            with start_front_process(
+                front_command(front, python=str(vllm_python)),
+                front.address,
+                log=tmp_path_factory.mktemp("logs") / f"vllm-{next(_numbers)}.log",
+                ready_timeout_seconds=START_SECONDS,
+                environment=front_environment(front),
+            ) as process:
+                yield process
+
+    return start
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+def tiny_front(
+    request: pytest.FixtureRequest,
+    start_front: Callable[[Path, int], AbstractContextManager[FrontProcess]],
+    tiny_folder: Path,
+) -> Iterator[FrontProcess]:
+    with start_front(tiny_folder, request.param) as process:
+        yield process
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Greedy continuations and the log-probs of their tokens, by the trainer's model."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+
+    def distance(self, generations: Sequence[Generation]) -> float:
+        """Largest difference of a chosen token's log-prob; infinite when tokens differ."""
+        if tuple(generation.token_ids for generation in generations) != self.tokens:
+            return float("inf")
+        return _largest_difference([generation.logprobs for generation in generations], self.logprobs)
+
+
+class Trainer:
+    """A model that changes, and what it says itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.no_grad()
+    def truth(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Truth:
+        tokens, logprobs = [], []
+        for prompt in prompts:
+            ids, chosen = list(prompt), []
+            for _ in range(max_tokens):
+                row = torch.log_softmax(self.model(torch.tensor([ids])).logits[0, -1].float(), -1)
+                ids.append(int(row.argmax()))
+                chosen.append(float(row[ids[-1]]))
+            tokens.append(tuple(ids[len(prompt) :]))
+            logprobs.append(tuple(chosen))
+        return Truth(tuple(tokens), tuple(logprobs))
+
+    @torch.no_grad()
+    def change(self, seed: int, scale: float = 0.05) -> float:
+        """Moves every parameter; gives by how much that moved the model's own log-probs."""
+        before = self.truth(PROBE_PROMPTS, 4)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.model.parameters():
+            spread = float(parameter.std()) or 1.0
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale * spread)
+        return _largest_difference(self._logprobs_of(before), before.logprobs)
+
+    def _logprobs_of(self, truth: Truth) -> list[tuple[float, ...]]:
+        rows = []
+        for prompt, tokens in zip(PROBE_PROMPTS, truth.tokens, strict=True):
+            logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+            chosen = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(tokens)[:, None])
+            rows.append(tuple(chosen[:, 0].tolist()))
+        return rows
+
+
+def _largest_difference(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> float:
+    return max(
+        abs(one - other)
+        for ours, theirs in zip(some, others, strict=True)
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.fixture
+def trainer_of() -> type[Trainer]:
+    """Makes a trainer from a checkpoint folder."""
+    return Trainer

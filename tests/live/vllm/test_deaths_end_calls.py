@@ -1,0 +1,100 @@
+"""A killed worker or engine core: the call that runs, and every later one, ends with the cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import weightlane as wl
+from weightlane import messages
+from weightlane.errors import EngineDeadError, WeightlaneError
+from weightlane.front.client import FrontEndpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from weightlane.front.process import FrontProcess
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+ENDS_WITHIN = 30.0
+
+
+def parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rsplit(")", 1)[1].split()[1])
+
+
+@pytest.mark.parametrize("victim", ["worker", "engine core"])
+def test_a_killed_process_ends_the_long_call(
+    start_front: Callable[[Path, int], AbstractContextManager[FrontProcess]],
+    tiny_folder: Path,
+    trainer_of: type,
+    victim: str,
+) -> None:
+    """The controller waits in a receive whose ring nobody fills: the case that would wait longest."""
+    trainer = trainer_of(tiny_folder)
+    with start_front(tiny_folder, 2) as front:
+        endpoint = FrontEndpoint(front.address, 60.0)
+        workers = endpoint.describe_workers("vllm")
+        last = workers[-1].process_id
+        target = last if victim == "worker" else parent_of(last)
+        with wl.connect(
+            trainer=wl.trainer("torch", model=trainer.model),
+            rollout=[wl.rollout("vllm", url=front.address)],
+        ) as lane:
+            plan = lane.plan()
+            receive = messages.Receive(
+                lane=plan.lane,
+                plan_digest=plan.digest(),
+                sync=1,
+                version=1,
+                incarnation={worker.worker: worker.incarnation for worker in workers},
+                wait_seconds=200.0,
+                lost_after_seconds=200.0,
+            )
+            outcome: list[BaseException] = []
+
+            def call() -> None:
+                try:
+                    endpoint.call_workers(messages.encode(receive), 250.0)
+                except BaseException as error:  # noqa: BLE001 - what it was is asserted below
+                    outcome.append(error)
+
+            thread = threading.Thread(target=call, daemon=True)
+            thread.start()
+            time.sleep(2.0)
+            assert thread.is_alive(), "the receive was to wait for its first bucket"
+            killed = time.monotonic()
+            os.kill(target, signal.SIGKILL)
+            thread.join(ENDS_WITHIN)
+            took = time.monotonic() - killed
+            assert not thread.is_alive()
+            (error,) = outcome
+            assert isinstance(error, EngineDeadError)
+            assert str(target) in str(error), "the cause names the process"
+            assert took < ENDS_WITHIN
+            with pytest.raises(EngineDeadError):
+                endpoint.generate([(1, 2, 3)], max_tokens=2)
+            with pytest.raises(WeightlaneError):
+                endpoint.facts()
+        print(f"{victim} killed: the call ended after {took:.2f} s")
+    deadline = time.monotonic() + 10.0
+    while any(_lives(worker.process_id) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [worker.process_id for worker in workers if _lives(worker.process_id)]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

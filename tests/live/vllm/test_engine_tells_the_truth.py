@@ -1,0 +1,78 @@
+"""Facts, descriptions and refusals of a live vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import weightlane as wl
+from weightlane.errors import EngineError, PlanError
+from weightlane.front.client import FrontEndpoint
+from weightlane.probes import Viable
+from weightlane.program import EngineCall
+from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, PLAIN_CPU_WEIGHTS
+from weightlane_vllm.names import reach_of
+from weightlane_vllm.plugin import probe_lora_load_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weightlane.front.process import FrontProcess
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+
+def test_facts_come_from_the_worker_and_pass_the_probe(tiny_front: FrontProcess) -> None:
+    facts = FrontEndpoint(tiny_front.address, 60.0).facts()
+    assert (facts.source, facts.device) == ("worker", "cpu")
+    assert facts.attributes[LORA_LOAD_WEIGHTS]
+    assert facts.attributes[PLAIN_CPU_WEIGHTS], "the patch is visible in the facts"
+    assert isinstance(probe_lora_load_weights(facts), Viable)
+
+
+def test_every_expected_tensor_reaches_a_live_shard(tiny_front: FrontProcess) -> None:
+    workers = FrontEndpoint(tiny_front.address, 60.0).describe_workers("vllm")
+    assert [worker.worker for worker in workers] == list(range(len(workers)))
+    assert len({worker.process_id for worker in workers}) == len(workers)
+    for worker in workers:
+        live = {tensor.name: tensor for tensor in worker.live}
+        packed = live["model.layers.0.self_attn.qkv_proj.weight"]
+        assert packed.shape == (256 // len(workers), 64)  # (4 + 2 + 2 heads of 32) over the workers
+        assert worker.expected
+        for tensor in worker.expected:
+            assert tensor.dtype == "float32", tensor.name
+            assert reach_of(tensor.name, live.keys(), worker.packed, worker.renames).target
+
+
+def test_incarnation_stays_while_the_engine_lives(tiny_front: FrontProcess) -> None:
+    endpoint = FrontEndpoint(tiny_front.address, 60.0)
+    first, second = (endpoint.describe_workers("vllm") for _ in range(2))
+    assert [worker.incarnation for worker in first] == [worker.incarnation for worker in second]
+
+
+def test_bad_tensors_are_refused_together_and_nothing_is_touched(
+    tiny_front: FrontProcess, tiny_folder: Path, trainer_of: type
+) -> None:
+    endpoint = FrontEndpoint(tiny_front.address, 60.0)
+    before = endpoint.generate([(1, 2, 3)], max_tokens=4)
+    tensors = {name: tensor.clone() for name, tensor in trainer_of(tiny_folder).model.state_dict().items()}
+    tensors["model.norm.weigth"] = tensors.pop("model.norm.weight")
+    tensors["lm_head.weight"] = torch.zeros(512, 65)
+    with pytest.raises(PlanError) as caught:
+        wl.connect(
+            trainer=wl.trainer("torch", model=tensors), rollout=[wl.rollout("vllm", url=tiny_front.address)]
+        )
+    found = {(problem.kind, problem.subject) for problem in caught.value.problems}
+    assert {
+        ("extra-name", "model.norm.weigth"),
+        ("missing-name", "model.norm.weight"),
+        ("shape", "lm_head.weight"),
+    } <= found
+    assert endpoint.generate([(1, 2, 3)], max_tokens=4) == before
+
+
+def test_an_unknown_call_is_an_error(tiny_front: FrontProcess) -> None:
+    with pytest.raises(EngineError, match="no call 'sleep'"):
+        FrontEndpoint(tiny_front.address, 60.0).call(EngineCall("sleep"))
