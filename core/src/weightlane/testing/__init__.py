@@ -1,0 +1,1 @@
+"""Tools with which backends, ours and third parties', are shown to work."""

@@ -1,0 +1,214 @@
+"""Does a live engine, after each of several syncs, say exactly what the trainer says?
+
+A program for trainer ranks: `python -m weightlane.testing.parity --model DIR --engine vllm --url unix:/…`,
+started once a rank with the environment of `torch.distributed`. Every rank loads the checkpoint, changes its
+weights by seeded noise before each sync, and syncs; rank 0 asks engine and trainer for greedy continuations
+of three prompts. It prints one JSON line a sync (`SyncParity`) and exits with 0 when all of them hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+import weightlane as wl
+from weightlane.testing.greedy import Continuation, forced_logprobs, greedy_continuations
+
+if TYPE_CHECKING:
+    from weightlane.lane import Lane
+
+LARGEST_DIFFERENCE = 1e-4
+"""fp32 log-probs of the same weights in two implementations agree to this."""
+SMALLEST_MOVE = 1e-2
+"""A sync that moved the trainer's log-probs by less proves nothing."""
+TEXTS = ("The capital of France is", "Water boils at a temperature of", "The opposite of hot is")
+
+
+class SyncParity(msgspec.Struct, frozen=True):
+    """One sync's outcome.
+
+    `moved` is the largest change of the trainer's log-probs since the sync before, `difference` the largest
+    between trainer and engine on the engine's own tokens, `versions` those stamped on the generations.
+    """
+
+    sync: int
+    tokens_equal: bool
+    difference: float
+    moved: float
+    versions: tuple[int | None, ...]
+    nbytes: int
+    seconds: float
+    verified: tuple[str, ...]
+    text: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Equal tokens, equal log-probs, and a sync that changed something."""
+        return self.tokens_equal and self.difference <= LARGEST_DIFFERENCE and self.moved >= SMALLEST_MOVE
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The command line."""
+
+    model: str
+    engine: str
+    url: str
+    syncs: int
+    tokens: int
+    noise: float
+    placement: str
+    transport: str | None
+    bucket_bytes: int
+    engine_model: str
+
+
+def change_weights(model: torch.nn.Module, *, noise: float, seed: int) -> None:
+    """Adds seeded noise, `noise` times each matrix's own spread, equally on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            sample = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.add_(sample * parameter.std() * noise)
+
+
+def held_by_this_rank(model: torch.nn.Module, placement: str) -> Any:  # noqa: ANN401 - what wl.trainer takes
+    """The whole module, or for `partitioned` every n-th tensor, as a trainer with stages would hold."""
+    if placement == "replicated" or not dist.is_initialized():
+        return model
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    named = model.state_dict(keep_vars=True)
+    return {name: tensor for number, (name, tensor) in enumerate(named.items()) if number % world_size == rank}
+
+
+def run(arguments: Arguments) -> bool:
+    """All syncs on this rank; True when every one holds (always, on ranks other than 0)."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
+    prompts, decode = _prompts(arguments.model, model.config.vocab_size)
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    rollout = wl.rollout(arguments.engine, url=arguments.url, model=arguments.engine_model) if first else None
+    lane = wl.connect(
+        trainer=wl.trainer(
+            "torch", model=held_by_this_rank(model, arguments.placement), placement=arguments.placement
+        ),
+        rollout=[rollout] if rollout else None,
+        mode="full",
+        transport=arguments.transport,
+        bucket_bytes=arguments.bucket_bytes,
+    )
+    held = True
+    with lane:
+        if first:
+            sys.stdout.write(f"{lane.plan()}\n")
+        before = greedy_continuations(model, prompts, arguments.tokens) if first else []
+        for sync in range(1, arguments.syncs + 1):
+            old = forced_logprobs(model, prompts, before) if first else []
+            change_weights(model, noise=arguments.noise, seed=sync)
+            report = lane.sync(version=sync)
+            if first:
+                new = forced_logprobs(model, prompts, before)
+                moved = max(float((a - b).abs().max()) for a, b in zip(old, new, strict=True))
+                before = greedy_continuations(model, prompts, arguments.tokens)
+                parity = _compare(lane, prompts, before, arguments.tokens, sync, moved, report.nbytes)
+                parity = msgspec.structs.replace(
+                    parity,
+                    seconds=report.seconds,
+                    verified=tuple(replica.verified for replica in report.replicas),
+                    text=decode(before[0].token_ids),
+                )
+                sys.stdout.write(f"{msgspec.json.encode(parity).decode()}\n")
+                held = held and parity.holds
+    return held
+
+
+def _compare(
+    lane: Lane,
+    prompts: Sequence[Sequence[int]],
+    wanted: Sequence[Continuation],
+    tokens: int,
+    sync: int,
+    moved: float,
+    nbytes: int,
+) -> SyncParity:
+    given = lane.replicas[0].generate(prompts, max_tokens=tokens)
+    pairs = list(zip(given, wanted, strict=True))
+    return SyncParity(
+        sync=sync,
+        tokens_equal=all(mine.token_ids == theirs.token_ids for mine, theirs in pairs),
+        difference=max(
+            abs(a - b) for mine, theirs in pairs for a, b in zip(mine.logprobs, theirs.logprobs, strict=False)
+        ),
+        moved=moved,
+        versions=tuple(generation.weight_version for generation in given),
+        nbytes=nbytes,
+        seconds=0.0,
+        verified=(),
+    )
+
+
+def _prompts(folder: str, vocabulary: int) -> tuple[list[list[int]], Any]:
+    if (Path(folder) / "tokenizer_config.json").exists():
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return [tokenizer(text)["input_ids"] for text in TEXTS], tokenizer.decode
+    generator = torch.Generator().manual_seed(7)
+    lengths = (5, 9, 12)
+    prompts = [torch.randint(1, vocabulary, (length,), generator=generator).tolist() for length in lengths]
+    return prompts, lambda ids: " ".join(str(token) for token in ids)
+
+
+def read_parities(output: str) -> list[SyncParity]:
+    """The JSON lines in a rank's output."""
+    lines = [line for line in output.splitlines() if line.startswith('{"sync":')]
+    return [msgspec.json.decode(line, type=SyncParity) for line in lines]
+
+
+def command_line(
+    options: Mapping[str, str | int | float],
+) -> list[str]:
+    """Arguments after the interpreter for running this program with these options."""
+    words = ["-m", "weightlane.testing.parity"]
+    for name, value in options.items():
+        words += [f"--{name}", str(value)]
+    return words
+
+
+def main() -> int:
+    """Parses the command line, joins the other ranks, runs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--syncs", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--noise", type=float, default=0.02)
+    parser.add_argument("--placement", default="replicated", choices=("replicated", "partitioned"))
+    parser.add_argument("--transport", default=None, choices=("shm", "inline"))
+    parser.add_argument("--bucket-bytes", type=int, default=64 << 20)
+    parser.add_argument("--engine-model", default="")
+    arguments = Arguments(**vars(parser.parse_args()))
+    import os
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+    try:
+        return 0 if run(arguments) else 1
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Runs a program on several trainer ranks of this machine and collects what each says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """How one rank ended: exit status (negative: the signal that ended it), output, and wall seconds."""
+
+    rank: int
+    status: int
+    output: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class RankGroup:
+    """Rank processes with the environment that `torch.distributed` expects (`env://`, loopback).
+
+    Use it as a context manager: leaving it kills whatever still runs.
+    """
+
+    arguments: Sequence[str]
+    world_size: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python: str = sys.executable
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _logs: list[Path] = field(default_factory=list)
+    _started: float = 0.0
+
+    def __enter__(self) -> RankGroup:
+        """Starts every rank."""
+        folder = Path(tempfile.mkdtemp(prefix="weightlane-ranks-"))
+        port = _free_port()
+        self._started = time.monotonic()
+        for rank in range(self.world_size):
+            log = folder / f"rank-{rank}.log"
+            environment = {
+                **os.environ,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self.world_size),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONUNBUFFERED": "1",
+                **self.environment,
+            }
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [self.python, *self.arguments],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            self._processes.append(process)
+            self._logs.append(log)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Kills what still runs and removes the logs."""
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=10)
+        for log in self._logs:
+            log.unlink(missing_ok=True)
+        self._logs[0].parent.rmdir()
+
+    def process_id(self, rank: int) -> int:
+        """The process of one rank."""
+        return self._processes[rank].pid
+
+    def kill(self, rank: int) -> None:
+        """Ends one rank as a crash of its machine would: SIGKILL."""
+        os.kill(self._processes[rank].pid, signal.SIGKILL)
+
+    def output(self, rank: int) -> str:
+        """What a rank has printed so far."""
+        return self._logs[rank].read_text(errors="replace")
+
+    def wait_for_output(self, rank: int, text: str, seconds: float) -> None:
+        """Waits until a rank has printed `text`; raises TimeoutError with its output otherwise."""
+        deadline = time.monotonic() + seconds
+        while text not in self.output(rank):
+            if time.monotonic() > deadline or self._processes[rank].poll() is not None:
+                raise TimeoutError(f"rank {rank} did not print {text!r}; it printed:\n{self.output(rank)}")
+            time.sleep(0.02)
+
+    def wait(self, seconds: float) -> list[RankOutcome]:
+        """Waits for all ranks; raises TimeoutError with every rank's output when one is still running."""
+        deadline = time.monotonic() + seconds
+        outcomes: list[RankOutcome] = []
+        for rank, process in enumerate(self._processes):
+            try:
+                status = process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                told = "\n".join(f"--- rank {other} ---\n{self.output(other)}" for other in range(self.world_size))
+                raise TimeoutError(f"rank {rank} still runs after {seconds:g} s\n{told}") from None
+            outcomes.append(RankOutcome(rank, status, self.output(rank), time.monotonic() - self._started))
+        return outcomes
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
