@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,6 @@ from weightlane.front.client import FrontEndpoint
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from weightlane.front.process import FrontProcess
 
@@ -27,9 +27,16 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 ENDS_WITHIN = 30.0
 
 
-def parent_of(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rsplit(")", 1)[1].split()[1])
+def stat_of(pid: int) -> list[str]:
+    """State, parent and what follows of a process, as /proc tells them."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return stat_of(pid)[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("victim", ["worker", "engine core"])
@@ -45,7 +52,7 @@ def test_a_killed_process_ends_the_long_call(
         endpoint = FrontEndpoint(front.address, 60.0)
         workers = endpoint.describe_workers("vllm")
         last = workers[-1].process_id
-        target = last if victim == "worker" else parent_of(last)
+        target = last if victim == "worker" else int(stat_of(last)[1])
         with wl.connect(
             trainer=wl.trainer("torch", model=trainer.model),
             rollout=[wl.rollout("vllm", url=front.address)],
@@ -87,14 +94,6 @@ def test_a_killed_process_ends_the_long_call(
                 endpoint.facts()
         print(f"{victim} killed: the call ended after {took:.2f} s")
     deadline = time.monotonic() + 10.0
-    while any(_lives(worker.process_id) for worker in workers) and time.monotonic() < deadline:
+    while any(lives(worker.process_id) for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not [worker.process_id for worker in workers if _lives(worker.process_id)]
-
-
-def _lives(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    assert not [worker.process_id for worker in workers if lives(worker.process_id)]

@@ -10,6 +10,8 @@ import weightlane as wl
 from weightlane.front.client import FrontEndpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from weightlane.front.process import FrontProcess
@@ -64,7 +66,11 @@ def test_a_cached_prefix_of_the_old_weights_is_not_used(
     ("folder", "tensor_parallel"), [("SmolLM2-135M-Instruct", 1), ("SmolLM2-135M-Instruct-tp2", 2)]
 )
 def test_a_real_model_matches_after_a_sync(
-    start_front, models_dir: Path, trainer_of: type, folder: str, tensor_parallel: int
+    start_front: Callable[[Path, int], AbstractContextManager[FrontProcess]],
+    models_dir: Path,
+    trainer_of: type,
+    folder: str,
+    tensor_parallel: int,
 ) -> None:
     trainer = trainer_of(models_dir / folder)
     with (

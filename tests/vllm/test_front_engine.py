@@ -1,0 +1,181 @@
+"""The front's engine over a stand-in for vLLM's `LLM`; agents are real, their engine is a stand-in too."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weightlane import messages
+from weightlane.agent import WorkerAgent
+from weightlane.errors import EngineError, PluginError
+from weightlane.facts import EngineFacts
+from weightlane.receiver import WorkerDescription
+from weightlane_vllm.facts import WEIGHT_VERSION
+from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS, LlmFrontEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+SECONDS = 60.0  # the first bucket imports torch
+
+
+class FakeWorkerEngine:
+    """Describes itself and accepts everything."""
+
+    def __init__(self, rank: int, facts: EngineFacts) -> None:
+        self._rank, self._facts = rank, facts
+
+    def describe(self) -> WorkerDescription:
+        return WorkerDescription(
+            worker=self._rank,
+            workers=2,
+            host="here",
+            process_id=os.getpid(),
+            incarnation=f"i{self._rank}",
+            facts=self._facts,
+        )
+
+    def check_plan(self, plan: object) -> list[Any]:
+        return []
+
+    def begin(self, version: int) -> None: ...
+
+    def load_weights(self, tensors: list[Any]) -> int:
+        return len(tensors)
+
+    def finish(self, version: int) -> None: ...
+
+    def publish(self, version: int) -> None: ...
+
+
+class FakeLlm:
+    """Two workers with agents, and an engine core that labels what it generates."""
+
+    def __init__(self, *, labels: bool = True, extension: str = WORKER_EXTENSION_CLASS) -> None:
+        facts = EngineFacts(
+            engine="vllm", version="0.32.0", source="worker", attributes={WEIGHT_VERSION: labels}
+        )
+        self.agents = [
+            WorkerAgent(lambda _, rank=rank: FakeWorkerEngine(rank, facts), origin=f"worker {rank}")
+            for rank in range(2)
+        ]
+        self.label = "default"
+        self.cache_resets = True
+        self.llm_engine = SimpleNamespace(
+            engine_core=SimpleNamespace(),
+            model_config=SimpleNamespace(model="/model"),
+            vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls=extension)),
+            set_weight_version=lambda version: setattr(self, "label", version),
+        )
+
+    def collective_rpc(self, method: str, args: tuple[bytes]) -> list[bytes]:
+        assert method == "weightlane_agent"
+        return [agent.handle(args[0]) for agent in self.agents]
+
+    def reset_prefix_cache(self) -> bool:
+        return self.cache_resets
+
+
+@pytest.fixture
+def llm() -> FakeLlm:
+    return FakeLlm()
+
+
+@pytest.fixture
+def engine(llm: FakeLlm) -> Iterator[LlmFrontEngine]:
+    engine = LlmFrontEngine(llm, backend="vllm", start_seconds=5.0)
+    yield engine
+    engine.detach()
+
+
+def sync(engine: LlmFrontEngine, version: int) -> list[Any]:
+    plan = messages.ReceivePlan(
+        lane="l", plan_digest="d", backend="vllm", transport="inline", tensors=(), buckets=_one_empty_bucket()
+    )
+    incarnation = {0: "i0", 1: "i1"}
+    replies: list[Any] = []
+    for request in (
+        messages.Attach(plan),
+        messages.BeginInline("l", "d", 1, version, incarnation),
+        messages.LoadInline("l", 1, 0, b""),
+        messages.FinishInline("l", 1),
+        messages.Publish("l", 1, version),
+    ):
+        data = engine.call_workers(messages.encode(request), SECONDS)
+        replies = [messages.decode(reply, messages.AgentReply, sender="worker") for reply in data]
+    return replies
+
+
+def _one_empty_bucket() -> Any:
+    from weightlane.buckets import lay_out_buckets
+
+    return lay_out_buckets(())
+
+
+def completion(label: str) -> Any:
+    return SimpleNamespace(
+        token_ids=[5, 6],
+        logprobs=[{5: SimpleNamespace(logprob=-0.5)}, {6: SimpleNamespace(logprob=-0.25)}],
+        weight_versions=[SimpleNamespace(version=label)],
+    )
+
+
+def test_facts_are_the_workers_own(engine: LlmFrontEngine) -> None:
+    assert engine.facts().source == "worker"
+
+
+def test_a_published_version_labels_the_engine(engine: LlmFrontEngine, llm: FakeLlm) -> None:
+    assert all(isinstance(reply, messages.Done) for reply in sync(engine, 7))
+    assert llm.label == "7"
+    assert engine._generation(completion("7")) == messages.Generation((5, 6), (-0.5, -0.25), 7)
+
+
+def test_a_refused_publish_labels_nothing(engine: LlmFrontEngine, llm: FakeLlm) -> None:
+    replies = engine.call_workers(messages.encode(messages.Publish("l", 1, 7)), 5.0)
+    assert all(
+        isinstance(messages.decode(reply, messages.AgentReply, sender="worker"), messages.Failure)
+        for reply in replies
+    )
+    assert llm.label == "default"
+    assert engine._generation(completion("default")).weight_version is None
+
+
+def test_a_label_set_by_somebody_else_is_an_error(engine: LlmFrontEngine) -> None:
+    sync(engine, 7)
+    with pytest.raises(EngineError, match="labelled 8"):
+        engine._generation(completion("8"))
+
+
+def test_an_engine_without_labels_is_stamped_with_what_was_published() -> None:
+    engine = LlmFrontEngine(FakeLlm(labels=False), backend="vllm", start_seconds=5.0)
+    sync(engine, 3)
+    unlabelled = completion("")
+    unlabelled.weight_versions = None
+    assert engine._generation(unlabelled).weight_version == 3
+    engine.detach()
+
+
+def test_a_cache_that_did_not_reset_is_an_error(engine: LlmFrontEngine, llm: FakeLlm) -> None:
+    assert engine.call("reset_prefix_cache", 5.0) == "reset"
+    llm.cache_resets = False
+    with pytest.raises(EngineError, match="did not reset its prefix cache"):
+        engine.call("reset_prefix_cache", 5.0)
+
+
+def test_an_llm_without_our_extension_is_refused_with_the_argument_to_give() -> None:
+    with pytest.raises(EngineError, match="worker_extension_cls='weightlane_vllm"):
+        LlmFrontEngine(FakeLlm(extension=""), backend="vllm", start_seconds=5.0)
+
+
+def test_a_worker_that_cannot_describe_itself_raises_its_own_error() -> None:
+    def broken(_: str) -> Any:
+        raise PluginError("Backend vllm is not available in the engine's environment.")
+
+    llm = FakeLlm()
+    llm.agents[1] = WorkerAgent(broken, origin="worker 1")
+    with pytest.raises(PluginError, match="not available"):
+        LlmFrontEngine(llm, backend="vllm", start_seconds=5.0)
