@@ -4,8 +4,8 @@
 
     import weightlane as wl
 
-    lane = wl.connect(trainer=wl.trainer("torch", model=model), rollout=wl.rollout("reference", url=url))
-    lane.plan()
+    lane = wl.connect(trainer=wl.trainer("torch", model=model), rollout=[wl.rollout("reference", url=url)])
+    print(lane.plan())
     lane.sync(version=step)
 
 Importing this module loads neither torch nor any plugin; names are fetched on first use.
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from weightlane import errors as errors
+    from weightlane.lane import Lane as Lane
+    from weightlane.lane import Mode as Mode
     from weightlane.lane import connect as connect
     from weightlane.lane import rollout as rollout
     from weightlane.lane import trainer as trainer
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Lane": "weightlane.lane",
+    "Mode": "weightlane.lane",
     "connect": "weightlane.lane",
     "rollout": "weightlane.lane",
     "trainer": "weightlane.lane",
@@ -32,7 +36,7 @@ _LAZY = {
 }
 """Public names and the modules that define them; "" for a submodule of that name."""
 
-__all__ = ["__version__", "connect", "errors", "rollout", "trainer"]
+__all__ = ["Lane", "Mode", "__version__", "connect", "errors", "rollout", "trainer"]
 
 
 def __getattr__(name: str) -> object:

@@ -66,6 +66,12 @@ class PluginStatus:
         """Name, distribution and version, for messages."""
         return f"{self.name} of {self.distribution} {self.version}".rstrip()
 
+    @property
+    def sentence(self) -> str:
+        """What became of the plugin, without a full stop."""
+        state = "in conflict" if self.state == "conflict" else self.state
+        return f"{self.title} is {state}: {self.error}".removesuffix(": ")
+
 
 @dataclass(frozen=True, slots=True)
 class DenyList:
@@ -125,7 +131,7 @@ def not_usable(status: PluginStatus) -> PluginError:
         "broken": f"Reinstall it, or report it to its authors: pip install -U {status.distribution}.",
     }
     return PluginError(
-        f"Plugin {status.title} is {status.state}.",
-        f"{status.error[:1].upper()}{status.error[1:].rstrip('.')}.",
+        f"Plugin {status.sentence.rstrip('.')}.",
+        "It was asked for, and nothing is chosen in its place.",
         fixes.get(status.state, ""),
     )

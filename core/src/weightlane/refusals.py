@@ -51,7 +51,7 @@ def raise_no_candidate(registry: Registry, role: Role, engine: str, verdicts: Se
     if unusable and not verdicts:
         raise not_usable(unusable[0]) from registry.cause_of(unusable[0])
     lines = [_lines(verdicts)] if verdicts else _unknown(registry, role, engine)
-    lines += [f"{status.title} is {status.state}: {status.error}." for status in unusable]
+    lines += [f"{status.sentence}." for status in unusable]
     near = [] if verdicts else [name for name in _near(registry, engine) if name != engine]
     if near:
         lines.append(f"Near: {', '.join(near)}.")

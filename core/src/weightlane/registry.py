@@ -153,18 +153,14 @@ class Registry(HookCalls):
     def _report(self) -> None:
         bad = [item for item in self._loaded.values() if item.status.state not in {"active", "disabled"}]
         if bad and is_strict(self.environ):
-            lines = "; ".join(
-                f"{item.status.title} is {item.status.state}: {item.status.error}" for item in bad
-            )
+            lines = "; ".join(item.status.sentence for item in bad)
             raise PluginError(
                 f"{len(bad)} plugin{'' if len(bad) == 1 else 's'} cannot be used: {lines}.",
                 f"{STRICT_VARIABLE} asks for every installed plugin to work.",
                 f"Mend or uninstall it, name it in {DISABLE_VARIABLE}, or unset {STRICT_VARIABLE}.",
             ) from bad[0].cause
         for item in bad:
-            warn_once(
-                f"Plugin {item.status.title} is {item.status.state}: {item.status.error}.", stacklevel=4
-            )
+            warn_once(f"Plugin {item.status.sentence}.", stacklevel=4)
         engines = self.engines()
         for key, pin in self.pins.items():
             near = near_names(key, [engine_key(engine) for engine in engines])

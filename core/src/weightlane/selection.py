@@ -144,7 +144,7 @@ def _selected(
     if registry.environ.get(variable, "").strip():
         notes.append(f"version {facts.version} of {engine} is assumed, as {variable} says")
     notes += [
-        f"{status.title}, which also serves {engine}, is {status.state}: {status.error}"
+        f"another plugin for {engine} cannot be used: {status.sentence}"
         for status in claimants(registry, engine)
         if status.state != "disabled"
     ]
@@ -189,7 +189,7 @@ def require_pinned_plugin(registry: Registry, pin: Pin, engine: str) -> None:
         raise not_usable(named[0]) from cause
     raise PinError(
         f"The pin {pin.text} for {engine} ({pin.origin}) cannot be met.",
-        f"Plugin {named[0].title} is {named[0].state}: {named[0].error}.",
+        f"Plugin {named[0].sentence}.",
         not_usable(named[0]).fix,
     )
 

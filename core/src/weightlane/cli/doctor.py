@@ -63,9 +63,7 @@ def doctor(
 def diagnose(found: Survey, wanted: list[str]) -> Diagnosis:
     """Judges a survey; `wanted` are engines that must be usable here."""
     problems = [
-        Finding(
-            f"plugin {row.name}", f"{row.distribution} {row.version} is {row.state}: {row.error}.", _mend(row)
-        )
+        Finding(f"plugin {row.name}", f"{row.sentence}.", _mend(row))
         for row in found.plugins
         if row.state not in {"active", "disabled"}
     ]

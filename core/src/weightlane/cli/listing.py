@@ -22,8 +22,7 @@ def show_backends(*, as_json: bool) -> None:
         print_lines([row.reason] if row.reason else [], 2)
     unusable = [row for row in found.plugins if row.state != "active"]
     for plugin in unusable:
-        title = f"{plugin.name} of {plugin.distribution} {plugin.version}"
-        print_line(f"plugin {title} is {plugin.state}: {plugin.error}")
+        print_line(f"plugin {plugin.sentence}")
 
 
 def _cells(row: BackendRow) -> tuple[str, ...]:

@@ -63,6 +63,7 @@ class PluginRow(msgspec.Struct, frozen=True):
     state: str
     error: str
     hooks: tuple[str, ...]
+    sentence: str
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -95,7 +96,9 @@ def survey_of(registry: Registry) -> Survey:
     engines += [_unserved(engine) for engine in PUBLISHED if engine not in served]
     engines += _pinned_elsewhere(registry, served | set(PUBLISHED))
     plugins = tuple(
-        PluginRow(item.name, item.distribution, item.version, item.state, item.error, item.hooks)
+        PluginRow(
+            item.name, item.distribution, item.version, item.state, item.error, item.hooks, item.sentence
+        )
         for item in registry.statuses()
     )
     return Survey(plugins, tuple(backends), tuple(engines))

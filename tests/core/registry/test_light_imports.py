@@ -1,0 +1,79 @@
+"""Importing weightlane, finding plugins and listing backends load neither torch nor an engine."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+import weightlane
+
+HEAVY = ["torch", "transformers", "vllm", "sglang", "megatron", "ray", "peft"]
+
+
+def modules_after(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter holds after `code`."""
+    tell = "import json, sys; print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    command = [sys.executable, "-W", "ignore", "-c", f"{code}\n{tell}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_check_itself_sees_a_heavy_module() -> None:
+    assert "torch" in modules_after("import torch")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import weightlane",
+        "import weightlane; weightlane.errors.PlanError",
+        "import weightlane.registry, weightlane.selection",
+        "from weightlane.registry import get_registry; assert get_registry().backends()",
+        "from weightlane.registry import get_registry; get_registry().collect_facts('torch')",
+    ],
+)
+def test_nothing_heavy_is_loaded(code: str) -> None:
+    assert not modules_after(code) & set(HEAVY)
+
+
+def test_importing_weightlane_loads_no_torch_by_importtime() -> None:
+    command = [sys.executable, "-X", "importtime", "-c", "import weightlane"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "weightlane" in done.stderr
+    assert "torch" not in done.stderr
+
+
+def test_listing_backends_loads_nothing_heavy_and_no_command_line_parser() -> None:
+    code = "from weightlane.cli import main; assert main(['backends']) == 0"
+    assert not modules_after(code) & {*HEAVY, "typer", "rich", "pydantic"}
+
+
+def test_listing_backends_takes_less_than_half_a_second() -> None:
+    """Processor time, so that other processes on the machine do not count; the best of five."""
+    command = [sys.executable, "-c", "from weightlane.cli import main; raise SystemExit(main(['backends']))"]
+    taken = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=True, timeout=60)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(taken) < 0.5
+
+
+def test_the_public_names_are_fetched_on_first_use() -> None:
+    import weightlane.lane
+
+    assert weightlane.connect is weightlane.lane.connect
+    assert weightlane.errors.PlanError.__module__ == "weightlane.errors"
+    assert set(weightlane.__all__) <= set(dir(weightlane))
+    for name in weightlane.__all__:
+        assert getattr(weightlane, name) is not None
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        weightlane.conect  # noqa: B018
