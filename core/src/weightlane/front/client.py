@@ -80,6 +80,12 @@ class FrontEndpoint(MessageEndpoint):
                 f"{error}.",
                 "Set WEIGHTLANE_FRONT_KEY to the same secret on both sides.",
             ) from error
+        except BlockingIOError as error:  # SO_RCVTIMEO or SO_SNDTIMEO
+            raise SyncTimeoutError(
+                f"{name} to {self.address} stopped in the middle of a message for {_STALL_SECONDS:g} s.",
+                "The engine's process lives but neither reads nor writes.",
+                "Look at the engine's log; restart the engine.",
+            ) from error
         except (EOFError, OSError) as error:
             raise self._dead(name, f"{type(error).__name__}: {error}".rstrip(": ")) from error
         reply: messages.FrontReply = messages.decode(

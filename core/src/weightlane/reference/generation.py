@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import EngineError
@@ -46,20 +47,40 @@ def _continue_batch(model: Any, request: Generate, numbers: list[int]) -> tuple[
     """Token ids and log-probs, each (prompts, max_tokens), for prompts of equal length."""
     import torch
 
+    keyword = cache_keyword(model)
     streams = [_stream(request.seed, number) for number in numbers]
     inputs = torch.tensor([request.prompts[number] for number in numbers], device=model.device)
     cache: Any = None
     tokens: list[Tensor] = []
     logprobs: list[Tensor] = []
     for _ in range(request.max_tokens):
-        output = model(input_ids=inputs, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(input_ids=inputs, use_cache=True, **{keyword: cache})
+        cache = output[keyword]
         scores = output.logits[:, -1, :].float()
         chosen = _choose(scores, request.temperature, streams)
         tokens.append(chosen)
         logprobs.append(scores.log_softmax(-1).gather(-1, chosen[:, None])[:, 0])
         inputs = chosen[:, None]
     return torch.stack(tokens, 1), torch.stack(logprobs, 1)
+
+
+def cache_keyword(model: Any) -> str:
+    """Under which name this model takes and gives its key-value cache.
+
+    `past_key_values` until transformers 5.2x, `cache` since; the old name warns before it goes.
+
+    Raises:
+        EngineError: neither; a model with another kind of state cannot be driven step by step here.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    for keyword in ("cache", "past_key_values"):
+        if keyword in parameters:
+            return keyword
+    raise EngineError(
+        f"{type(model).__name__} takes no key-value cache.",
+        f"Its forward takes {', '.join(parameters)}.",
+        "The reference engine drives attention models only; use another engine.",
+    )
 
 
 def _choose(scores: Tensor, temperature: float, streams: list[Any]) -> Tensor:
