@@ -63,7 +63,7 @@ def test_a_killed_process_ends_the_long_call(
                 plan_digest=plan.digest(),
                 sync=1,
                 version=1,
-                incarnation={worker.worker: worker.incarnation for worker in workers},
+                incarnation=plan.replicas[0].incarnations,
                 wait_seconds=200.0,
                 lost_after_seconds=200.0,
             )

@@ -48,8 +48,12 @@ def test_every_expected_tensor_reaches_a_live_shard(tiny_front: FrontProcess) ->
 
 def test_incarnation_stays_while_the_engine_lives(tiny_front: FrontProcess) -> None:
     endpoint = FrontEndpoint(tiny_front.address, 60.0)
-    first, second = (endpoint.describe_workers("vllm") for _ in range(2))
-    assert [worker.incarnation for worker in first] == [worker.incarnation for worker in second]
+    asked = [
+        endpoint.describe_workers(name) for name in ("vllm", "vllm", "weightlane-vllm/vllm@lora-load-weights")
+    ]
+    told = [[worker.incarnation for worker in workers] for workers in asked]
+    assert told[0] == told[1] == told[2], "also under another of the backend's names"
+    assert len(set(told[0])) == len(told[0])
 
 
 def test_bad_tensors_are_refused_together_and_nothing_is_touched(

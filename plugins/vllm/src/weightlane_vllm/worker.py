@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import EngineError, Problem
@@ -31,8 +32,6 @@ class VllmWorkerEngine:
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
-        self._known_model: nn.Module | None = None
-        self._incarnation = ""
 
     def describe(self) -> WorkerDescription:
         """This worker now; shapes of live tensors are those of its own shard."""
@@ -49,7 +48,7 @@ class VllmWorkerEngine:
             workers=config.parallel_config.world_size,
             host=socket.gethostname(),
             process_id=os.getpid(),
-            incarnation=self._incarnation_of(model),
+            incarnation=incarnation_of(model),
             device=str(self._worker.device),
             gpu_uuid=_gpu_uuid(self._worker.device),
             live=live,
@@ -113,12 +112,6 @@ class VllmWorkerEngine:
         model: nn.Module = self._worker.model_runner.get_model()
         return model
 
-    def _incarnation_of(self, model: nn.Module) -> str:
-        if model is not self._known_model:
-            self._known_model = model
-            self._incarnation = secrets.token_hex(8)
-        return self._incarnation
-
     def _features(self) -> EngineFeatures:
         config = self._worker.vllm_config
         speculative = config.speculative_config
@@ -151,6 +144,14 @@ class VllmWorkerEngine:
                 ExpectedTensor(tensor.name, tensor.shape, dtypes.get(target, ""), tied_to=tensor.tied_to)
             )
         return tuple(filled)
+
+
+_INCARNATIONS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def incarnation_of(model: nn.Module) -> str:
+    """A word for this very model object, the same whoever asks in this process."""
+    return _INCARNATIONS.setdefault(model, secrets.token_hex(8))
 
 
 def _live_tensors(model: nn.Module) -> tuple[LiveTensor, ...]:
