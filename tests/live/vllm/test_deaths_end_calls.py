@@ -13,7 +13,7 @@ import pytest
 
 import weightlane as wl
 from weightlane import messages
-from weightlane.errors import EngineDeadError, WeightlaneError
+from weightlane.errors import EngineDeadError, EngineError
 from weightlane.front.client import FrontEndpoint
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ def test_a_killed_process_ends_the_long_call(
             assert isinstance(error, EngineDeadError)
             assert str(target) in str(error), "the cause names the process"
             assert took < ENDS_WITHIN
-            with pytest.raises(EngineDeadError):
-                endpoint.generate([(1, 2, 3)], max_tokens=2)
-            with pytest.raises(WeightlaneError):
+            with pytest.raises(EngineDeadError, match=str(target)):
                 endpoint.facts()
+            with pytest.raises(EngineError, match=str(target)):
+                endpoint.generate([(1, 2, 3)], max_tokens=2)
         print(f"{victim} killed: the call ended after {took:.2f} s")
     deadline = time.monotonic() + 10.0
     while any(lives(worker.process_id) for worker in workers) and time.monotonic() < deadline:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _POLL_SECONDS = 0.1
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 1.0
 
 
 class LlmDriver:

@@ -1,0 +1,81 @@
+"""Trainer and `LLM` in one process: syncs an engine handle and prints what was seen, as JSON.
+
+python sync_own_llm.py MODEL TRANSPORT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+PROMPT = [17, 250, 33, 8, 120, 64, 3]
+TOKENS = 8
+
+
+def main() -> None:
+    model_folder, transport = sys.argv[1:]
+    import torch
+    from transformers import AutoModelForCausalLM
+    from vllm import LLM, SamplingParams
+
+    import weightlane as wl
+
+    llm = LLM(
+        model=model_folder,
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=4,
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        worker_extension_cls="weightlane_vllm.worker_extension.WeightlaneWorkerExtension",
+    )
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
+
+    def truth() -> tuple[list[int], list[float]]:
+        ids, chosen = list(PROMPT), []
+        for _ in range(TOKENS):
+            row = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1], -1)
+            ids.append(int(row.argmax()))
+            chosen.append(float(row[ids[-1]]))
+        return ids[len(PROMPT) :], chosen
+
+    def of_the_owner() -> tuple[list[int], list[float]]:
+        parameters = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=0, detokenize=False)
+        (output,) = llm.generate([{"prompt_token_ids": PROMPT}], parameters, use_tqdm=False)
+        tokens = list(output.outputs[0].token_ids)
+        rows: Any = output.outputs[0].logprobs
+        return tokens, [rows[place][token].logprob for place, token in enumerate(tokens)]
+
+    seen: list[dict[str, Any]] = []
+    with torch.no_grad():
+        stale = truth()
+        with wl.connect(
+            trainer=wl.trainer("torch", model=model),
+            rollout=[wl.rollout("vllm", handle=llm)],
+            transport=transport,
+        ) as lane:
+            for version in (1, 2):
+                generator = torch.Generator().manual_seed(version)
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05 * parameter.std())
+                lane.sync(version=version)
+                expected, given = truth(), of_the_owner()
+                (through_us,) = lane.replicas[0].generate([PROMPT], max_tokens=TOKENS)
+                seen.append(
+                    {
+                        "same_tokens": given[0] == expected[0] == list(through_us.token_ids),
+                        "distance": max(abs(a - b) for a, b in zip(given[1], expected[1], strict=True)),
+                        "moved": expected[0] != stale[0]
+                        or max(abs(a - b) for a, b in zip(expected[1], stale[1], strict=True)) > 1e-2,
+                        "version": through_us.weight_version,
+                        "transport": lane.plan().replicas[0].transport.value,
+                    }
+                )
+                stale = expected
+    alive = of_the_owner()[0] == stale[0]  # closing the lane lets go of the engine, not more
+    sys.stdout.write("\n" + json.dumps({"syncs": seen, "alive": alive}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

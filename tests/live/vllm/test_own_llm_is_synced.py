@@ -1,0 +1,46 @@
+"""An `LLM` object of the trainer's own process as the rollout: `wl.rollout("vllm", handle=llm)`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from weightlane_vllm.launch import FrontStart, front_environment
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+PROGRAM = Path(__file__).parent / "programs/sync_own_llm.py"
+
+
+@pytest.mark.parametrize(
+    ("multiprocessing", "transport"), [("0", "inprocess"), ("1", "shm"), ("1", "inline")]
+)
+def test_an_engine_handle_is_synced_in_place(
+    vllm_python: Path, tiny_folder: Path, multiprocessing: str, transport: str
+) -> None:
+    environment = {
+        **os.environ,
+        **front_environment(FrontStart(str(tiny_folder), "")),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": multiprocessing,
+    }
+    finished = subprocess.run(
+        [str(vllm_python), str(PROGRAM), str(tiny_folder), transport],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-4000:]
+    seen = json.loads(finished.stdout.splitlines()[-1])
+    assert seen["alive"]
+    assert [sync["version"] for sync in seen["syncs"]] == [1, 2]
+    for sync in seen["syncs"]:
+        assert sync["transport"] == transport
+        assert sync["moved"]
+        assert sync["same_tokens"]
+        assert sync["distance"] <= 1e-4
