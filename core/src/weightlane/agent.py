@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -68,6 +67,7 @@ class _OpenSync:
     version: int
     digest: WireDigest | None
     started: float = field(default_factory=time.monotonic)
+    begun: bool = False
     next_bucket: int = 0
     tensors: int = 0
     nbytes: int = 0
@@ -103,6 +103,8 @@ class WorkerAgent:
         self._engines: dict[str, WorkerEngine] = {}
         self._attached: dict[str, _Attached] = {}
         self._open: _OpenSync | None = None
+        self._last_opened: tuple[str, int] | None = None
+        self._worker = 0
         self._verified: tuple[str, int, int] | None = None
         self._held_version: int | None = None
         self._not_servable_cause = ""
@@ -133,7 +135,7 @@ class WorkerAgent:
             try:
                 request: AgentRequest = decode(message, AgentRequest, sender="the controller")
                 return encode(self._answer(request))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the controller must hear of it, whatever it is
                 return encode(failure_of(error, origin=self._origin))
 
     def load_by_reference(self, lane: str, sync: int, bucket: int, tensors: list[tuple[str, Tensor]]) -> None:
@@ -153,31 +155,25 @@ class WorkerAgent:
             case Receive():
                 return self._receive(request)
             case BeginInline():
-                description = self._admit(request)
-                self._begin(request.lane, request.sync, request.version)
-                return Done(description.worker)
+                self._admit(request)
+                self._open_sync(request.lane, request.sync, request.version)
+                return Done(self._worker)
             case LoadInline():
                 self._load_inline(request)
-                return Done(0)
+                return Done(self._worker)
             case FinishInline():
-                opened = self._require_open(request.lane, request.sync, None)
-                return self._finish(request.lane, opened)
+                return self._finish(self._require_open(request.lane, request.sync, None))
             case Publish():
                 return self._publish(request)
             case Cancel():
-                self._open = None
-                self._verified = None
-                if self._not_servable_cause:
-                    self._not_servable_cause = f"Sync {request.sync} failed: {request.cause}"
-                return Done(0)
+                return self._cancel(request)
             case Detach():
-                attached = self._attached.pop(request.lane, None)
-                if attached and attached.ring:
-                    attached.ring.close()
-                return Done(0)
+                self._detach(request.lane)
+                return Done(self._worker)
 
     def _describe(self, backend: str) -> WorkerDescription:
         description = self._engine(backend).describe()
+        self._worker = description.worker
         return msgspec.structs.replace(
             description, held_version=self._held_version, servable=not self._not_servable_cause
         )
@@ -185,14 +181,13 @@ class WorkerAgent:
     def _attach(self, plan: ReceivePlan) -> AgentReply:
         problems = check_layout(plan)
         description = self._describe(plan.backend)
-        if not problems:
-            problems += check_against_expected(plan.tensors, description.expected, receiver=self._origin)
+        well_formed = not problems
+        problems += check_against_expected(plan.tensors, description.expected, receiver=self._origin)
+        if well_formed:
+            # Engines may rely on a well-formed plan.
             problems += self._engine(plan.backend).check_plan(plan)
         if problems:
             raise PlanError(problems, lane=plan.lane)
-        previous = self._attached.pop(plan.lane, None)
-        if previous and previous.ring:
-            previous.ring.close()
         attached = _Attached(plan)
         if plan.transport == "shm":
             from weightlane.ring import RingReader
@@ -204,11 +199,12 @@ class WorkerAgent:
                     f"It has rings for workers {sorted(plan.ring)}.",
                 )
             attached.ring = RingReader(path, slot_sizes(plan.buckets))
+        self._detach(plan.lane)
         self._attached[plan.lane] = attached
         return Done(description.worker)
 
     def _receive(self, request: Receive) -> ReceiveReport:
-        description = self._admit(request)
+        self._admit(request)
         attached = self._attached[request.lane]
         ring = attached.ring
         if ring is None:
@@ -228,9 +224,7 @@ class WorkerAgent:
                         seconds=request.wait_seconds,
                         lost_after=request.lost_after_seconds,
                     )
-                    # The first write waits for the first bucket, so that a sync refused elsewhere before it
-                    # moved anything leaves this worker as it was.
-                    opened = opened or self._begin(request.lane, request.sync, request.version)
+                    opened = opened or self._open_sync(request.lane, request.sync, request.version)
                     opened.wait_seconds += waited
                     if opened.digest:
                         opened.digest.update(memory, layout)
@@ -238,12 +232,10 @@ class WorkerAgent:
                     self._load(opened, layout, views)
                     del views, bucket, memory
                     ring.release(layout, sync=request.sync)
-                if opened is None:
-                    raise ProtocolError(f"The plan of lane {request.lane} has no bucket.")
-                return self._finish(request.lane, opened)
+                return self._finish(self._require_open(request.lane, request.sync, None))
         except Exception as error:
             ring.fail(f"{type(error).__name__}: {error}")
-            self._blame(request.sync, error)
+            self._blame(request.lane, request.sync, error)
             raise
 
     def _load_inline(self, request: LoadInline) -> None:
@@ -260,27 +252,35 @@ class WorkerAgent:
             )
         # bytearray: torch wants writable memory, and a loader may keep what it was given.
         memory = bytearray(request.payload)
-        bucket = torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0, dtype=torch.uint8)
+        bucket = torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0).byte()
         if opened.digest:
             opened.digest.update(memoryview(memory), layout)
-        try:
-            self._load(opened, layout, unpack_bucket(bucket, layout, opened.plan.tensors))
-        except Exception as error:
-            self._blame(request.sync, error)
-            raise
+        self._load(opened, layout, unpack_bucket(bucket, layout, opened.plan.tensors))
 
     def _publish(self, request: Publish) -> AgentReply:
         if self._verified != (request.lane, request.sync, request.version):
             raise SyncError(
                 f"Version {request.version} cannot be published on {self._origin}.",
-                f"This worker has not completed sync {request.sync} of lane {request.lane} with that version.",
+                f"This worker has not completed sync {request.sync} of lane {request.lane} with it.",
             )
         attached = self._attached[request.lane]
         self._engine(attached.plan.backend).publish(request.version)
         self._held_version = request.version
         self._not_servable_cause = ""
         self._verified = None
-        return Done(0)
+        return Done(self._worker)
+
+    def _cancel(self, request: Cancel) -> AgentReply:
+        self._end(request.lane, request.sync, f"Sync {request.sync} failed: {request.cause}")
+        return Done(self._worker)
+
+    def _detach(self, lane: str) -> None:
+        attached = self._attached.pop(lane, None)
+        if attached and attached.ring:
+            attached.ring.close()
+        if self._last_opened and self._last_opened[0] == lane:
+            self._open = None
+            self._verified = None
 
     # -- shared steps -----------------------------------------------------------------------------------
 
@@ -289,13 +289,14 @@ class WorkerAgent:
             self._engines[backend] = self._make_engine(backend)
         return self._engines[backend]
 
-    def _admit(self, request: Receive | BeginInline) -> WorkerDescription:
+    def _admit(self, request: Receive | BeginInline) -> None:
         """Residency, checked before the first write (invariant 4)."""
         attached = self._attached.get(request.lane)
         if attached is None or attached.plan.plan_digest != request.plan_digest:
             held = "none" if attached is None else attached.plan.plan_digest
             raise SyncError(
-                f"{self._origin} does not hold plan {request.plan_digest} of lane {request.lane} (it holds {held}).",
+                f"{self._origin} does not hold plan {request.plan_digest} of lane {request.lane} (it holds "
+                f"{held}).",
                 "The engine was restarted, or another controller attached since.",
                 "Connect again.",
             )
@@ -307,16 +308,14 @@ class WorkerAgent:
                 "The engine or its model was made anew since connect.",
                 "Connect again.",
             )
-        return description
 
-    def _begin(self, lane: str, sync: int, version: int) -> _OpenSync:
+    def _open_sync(self, lane: str, sync: int, version: int) -> _OpenSync:
         from weightlane.packing import WireDigest
 
         plan = self._attached[lane].plan
         self._open = _OpenSync(plan, sync, version, WireDigest() if plan.verify == "digest" else None)
+        self._last_opened = (lane, sync)
         self._verified = None
-        self._engine(plan.backend).begin(version)
-        self._not_servable_cause = f"Sync {sync} (version {version}) has begun and is not published."
         return self._open
 
     def _require_open(self, lane: str, sync: int, bucket: int | None) -> _OpenSync:
@@ -337,29 +336,48 @@ class WorkerAgent:
 
     def _load(self, opened: _OpenSync, layout: BucketLayout, tensors: list[tuple[str, Tensor]]) -> None:
         started = time.monotonic()
-        if tensors:
-            opened.loaded += self._engine(opened.plan.backend).load_weights(tensors)
+        engine = self._engine(opened.plan.backend)
+        try:
+            if not opened.begun:
+                # Not before the first bucket is here: a sync refused elsewhere before it moved anything
+                # leaves this worker as it was.
+                engine.begin(opened.version)
+                opened.begun = True
+                self._not_servable_cause = (
+                    f"Sync {opened.sync} (version {opened.version}) has begun and is not published."
+                )
+            if tensors:
+                opened.loaded += engine.load_weights(tensors)
+        except Exception as error:
+            self._blame(opened.plan.lane, opened.sync, error)
+            raise
         opened.load_seconds += time.monotonic() - started
         opened.next_bucket += 1
         opened.tensors += len(layout.entries)
         opened.nbytes += sum(entry.nbytes for entry in layout.entries)
 
-    def _finish(self, lane: str, opened: _OpenSync) -> ReceiveReport:
-        engine = self._engine(opened.plan.backend)
+    def _finish(self, opened: _OpenSync) -> ReceiveReport:
         started = time.monotonic()
-        engine.finish(opened.version)
+        try:
+            self._engine(opened.plan.backend).finish(opened.version)
+        except Exception as error:
+            self._blame(opened.plan.lane, opened.sync, error)
+            raise
         opened.load_seconds += time.monotonic() - started
         self._open = None
-        self._verified = (lane, opened.sync, opened.version)
-        return opened.report(engine.describe().worker)
+        self._verified = (opened.plan.lane, opened.sync, opened.version)
+        return opened.report(self._worker)
 
-    def _blame(self, sync: int, error: Exception) -> None:
-        self._open = None
-        self._verified = None
-        if self._not_servable_cause:
-            self._not_servable_cause = (
-                f"Sync {sync} failed after its first write: {type(error).__name__}: {error}"
-            )
+    def _blame(self, lane: str, sync: int, error: Exception) -> None:
+        self._end(lane, sync, f"Sync {sync} failed after its first write: {type(error).__name__}: {error}")
+
+    def _end(self, lane: str, sync: int, cause: str) -> None:
+        """Drops a failed sync. One that wrote nothing, or is not the one here now, changes nothing else."""
+        if self._last_opened == (lane, sync):
+            self._open = None
+            self._verified = None
+            if self._not_servable_cause:
+                self._not_servable_cause = cause
 
 
 @contextmanager
@@ -380,16 +398,19 @@ def _beating(ring: RingReader) -> Iterator[None]:
         thread.join()
 
 
-_AGENTS: weakref.WeakKeyDictionary[Any, WorkerAgent] = weakref.WeakKeyDictionary()
+_AGENT_ATTRIBUTE = "_weightlane_agent"
 
 
 def agent_of(worker: Any) -> WorkerAgent:
-    """The one agent of an engine's worker object; made on first use from this process's own registry."""
-    agent = _AGENTS.get(worker)
+    """The one agent of an engine's worker object; made on first use from this process's own registry.
+
+    It lives on the worker itself: the agent refers to the worker, so that a table beside them would keep
+    every engine of this process for ever.
+    """
+    agent: WorkerAgent | None = vars(worker).get(_AGENT_ATTRIBUTE)
     if agent is None:
-        agent = _AGENTS[worker] = WorkerAgent(
-            lambda backend: _engine_from_registry(backend, worker), origin=_origin_of(worker)
-        )
+        agent = WorkerAgent(lambda backend: _engine_from_registry(backend, worker), origin=_origin_of(worker))
+        setattr(worker, _AGENT_ATTRIBUTE, agent)
     return agent
 
 

@@ -24,6 +24,9 @@ odd-sized tensor before a wider dtype would otherwise make the dtype view fail (
 
 DEFAULT_BUCKET_BYTES = 64 << 20
 
+MOST_SLOTS = 16
+"""Slots that a ring can have."""
+
 
 class BucketEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tensor number `tensor` (index into the plan's tensors) at byte `offset` of its bucket."""
@@ -60,13 +63,14 @@ def wire_nbytes(tensor: WireTensor) -> int:
 def lay_out_buckets(
     tensors: Sequence[WireTensor], *, bucket_bytes: int = DEFAULT_BUCKET_BYTES, slots: int = 2
 ) -> tuple[BucketLayout, ...]:
-    """Packs tensors, in order, into buckets of at most `bucket_bytes`.
+    """Packs tensors, in order, into buckets of at most `bucket_bytes` (rounded down to `ALIGNMENT`).
 
     A tensor above `bucket_bytes` travels alone in a bucket of its own size, in the extra slot `slots`;
     ordinary buckets take slots 0 to `slots` - 1 in turn.
     """
     if bucket_bytes < ALIGNMENT:
         raise ValueError(f"bucket_bytes must be at least {ALIGNMENT}, got {bucket_bytes}")
+    bucket_bytes -= bucket_bytes % ALIGNMENT
     pending: list[tuple[tuple[BucketEntry, ...], int, bool]] = []
     entries: list[BucketEntry] = []
     offset = 0

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from weightlane.errors import ControlLostError, SyncTimeoutError, WeightlaneError
+from weightlane.bounded_calls import BoundedCalls
+from weightlane.errors import ControlLostError, SyncTimeoutError
 from weightlane.messages import Failure, decode, encode, error_of, failure_of
 from weightlane.waiting import Liveness, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 _T = TypeVar("_T")
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.5
-_STORE_TIMEOUT = timedelta(seconds=20)
 CONTROLLER = 0
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text; torch's go on with a C++ stack."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class RankPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +52,7 @@ class ControlChannel:
         store: this rank's client (the controller's also holds the server).
         beat_store: a second client, for the thread that beats.
         lane: prefix of every key.
-        lost_after: seconds of silence after which a rank counts as dead.
+        lost_after: seconds of silence after which a rank, or the store's server, counts as dead.
     """
 
     def __init__(
@@ -61,12 +66,14 @@ class ControlChannel:
         lost_after: float,
     ) -> None:
         self._store = store
+        self._calls = BoundedCalls("weightlane-control", lost_after)
         self._beat_store = beat_store
         self._lane = lane
         self.rank = rank
         self.world_size = world_size
         self._lost_after = lost_after
         self._on_beat: list[Callable[[], None]] = []
+        self._beating = threading.Lock()
         self._stop = threading.Event()
         self._liveness: dict[int, Liveness] = {}
         self._next_look: dict[int, float] = {}
@@ -78,7 +85,7 @@ class ControlChannel:
 
     def put(self, key: str, message: msgspec.Struct) -> None:
         """Sets a key, for everyone."""
-        self._call(lambda: self._store.set(self._key(key), encode(message)))  # type: ignore[arg-type]
+        self._set(self._key(key), message)
 
     def get(self, key: str, kind: type[_T], *, seconds: float, awaited: Sequence[int], abort: str = "") -> _T:
         """Waits for a key.
@@ -129,7 +136,7 @@ class ControlChannel:
     def forget(self, *keys: str) -> None:
         """On the controller: deletes keys that nobody waits for any more."""
         for key in keys:
-            self._call(lambda key=key: self._store.delete_key(self._key(key)))  # type: ignore[misc]
+            self._call(partial(self._store.delete_key, self._key(key)))
 
     # -- aborts and liveness ------------------------------------------------------------------------------
 
@@ -139,7 +146,7 @@ class ControlChannel:
         key = self._key(f"abort/{name}")
         try:
             if self._call(lambda: self._store.add(f"{key}/first", 1)) == 1:
-                self._call(lambda: self._store.set(key, encode(failure)))  # type: ignore[arg-type]
+                self._set(key, failure)
         except ControlLostError:
             # Nobody can be told any more; the caller raises its own error.
             return
@@ -159,7 +166,7 @@ class ControlChannel:
             self._next_look[rank] = time.monotonic() + _LOOK_SECONDS
             liveness = self._liveness.get(rank)
             if liveness is None:
-                liveness = self._liveness[rank] = Liveness(lambda rank=rank: self._beats_of(rank))  # type: ignore[misc]
+                liveness = self._liveness[rank] = Liveness(partial(self._beats_of, rank))
             if liveness.silent_seconds() > self._lost_after:
                 place = self._places.get(rank)
                 raise ControlLostError(
@@ -175,11 +182,14 @@ class ControlChannel:
 
     def on_beat(self, callback: Callable[[], None]) -> None:
         """Also calls `callback` at every beat (about once a second), from the beating thread."""
-        self._on_beat.append(callback)
+        with self._beating:
+            self._on_beat.append(callback)
 
     def off_beat(self, callback: Callable[[], None]) -> None:
-        """Stops calling `callback`."""
-        self._on_beat = [other for other in self._on_beat if other is not callback]
+        """Stops calling `callback`; no call of it is running when this returns."""
+        with self._beating:
+            # By equality: a bound method is another object each time it is looked up.
+            self._on_beat = [other for other in self._on_beat if other != callback]
 
     def close(self, *, seconds: float = 5.0) -> None:
         """Stops beating; the controller lingers up to `seconds` until all ranks have closed."""
@@ -197,6 +207,7 @@ class ControlChannel:
             pass
         finally:
             self._stop.set()
+            self._calls.close()
             self._thread.join(timeout=2 * _BEAT_SECONDS)
 
     # -- inside -----------------------------------------------------------------------------------------
@@ -204,27 +215,32 @@ class ControlChannel:
     def _key(self, key: str) -> str:
         return f"{self._lane}/{key}"
 
+    def _set(self, full_key: str, message: msgspec.Struct) -> None:
+        data = encode(message)
+        # The stub says str; the binding takes bytes as they are.
+        self._call(lambda: self._store.set(full_key, data))  # type: ignore[arg-type]
+
     def _beats_of(self, rank: int) -> int:
         return self._call(lambda: self._store.add(self._key(f"beat/{rank}"), 0))
 
     def _call(self, operation: Callable[[], _T]) -> _T:
         try:
-            return operation()
-        except RuntimeError as error:
-            if isinstance(error, WeightlaneError):
-                raise
+            return self._calls.run(operation)
+        except (RuntimeError, TimeoutError) as error:
             place = self._places.get(CONTROLLER)
             raise ControlLostError(
                 f"The control channel of lane {self._lane} is gone.",
-                f"The controller, {place or 'rank 0'}, ended or cannot be reached ({str(error).splitlines()[0]}).",
+                f"The controller, {place or 'rank 0'}, ended, hangs or cannot be reached "
+                f"({first_line(error)}).",
                 "See that rank's log; start the job again.",
             ) from error
 
     def _beat(self) -> None:
         key = self._key(f"beat/{self.rank}")
         while not self._stop.is_set():
-            for callback in self._on_beat:
-                callback()
+            with self._beating:
+                for callback in self._on_beat:
+                    callback()
             try:
                 self._beat_store.add(key, 1)
             except RuntimeError:

@@ -32,7 +32,7 @@ class WorkerEngine(Protocol):
         """Problems that only the worker can see, found without writing anything."""
 
     def begin(self, version: int) -> None:
-        """A sync starts; the first write may follow."""
+        """A sync starts; the first write follows. An error here means that nothing was written."""
 
     def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
         """Hands checkpoint tensors to the engine's loader; gives how many of them it was handed."""

@@ -103,64 +103,17 @@ def merge_rank_manifests(parts: Sequence[RankManifest]) -> tuple[Manifest | None
     Order is rank 0's, then whatever only later ranks hold, in rank order, so that every rank that holds all
     tensors walks them in the order of its own module tree.
     """
-    problems: list[Problem] = []
     ordered = sorted(parts, key=lambda part: part.rank)
     if not ordered:
         return None, (Problem("rank-disagreement", "ranks", "no trainer rank described its export"),)
     first = ordered[0]
     specs: dict[str, TensorSpec] = {}
     holders: dict[str, list[int]] = {}
+    problems = _check_ranks(ordered)
     for part in ordered:
-        seen: set[str] = set()
-        for spec in part.tensors:
-            if spec.name in seen:
-                problems.append(
-                    Problem("duplicate-name", spec.name, f"rank {part.rank} exports this name twice")
-                )
-                continue
-            seen.add(spec.name)
-            if spec.dtype not in DTYPE_BYTES:
-                problems.append(
-                    Problem(
-                        "dtype", spec.name, f"rank {part.rank} holds dtype {spec.dtype}, which cannot travel"
-                    )
-                )
-                continue
-            known = specs.setdefault(spec.name, spec)
-            if (known.shape, known.dtype) != (spec.shape, spec.dtype):
-                problems.append(
-                    Problem(
-                        "rank-disagreement",
-                        spec.name,
-                        f"rank {part.rank} holds {spec.dtype}{list(spec.shape)} but rank "
-                        f"{holders[spec.name][0]} holds {known.dtype}{list(known.shape)}",
-                    )
-                )
-            holders.setdefault(spec.name, []).append(part.rank)
-        if (part.replicated, part.phase) != (first.replicated, first.phase):
-            problems.append(
-                Problem(
-                    "rank-disagreement",
-                    f"rank {part.rank}",
-                    f"exports {part.phase.value} with replicated={part.replicated}, while rank {first.rank} "
-                    f"exports {first.phase.value} with replicated={first.replicated}",
-                    "Give every rank the same mode and placement.",
-                )
-            )
+        problems += _add_part(part, specs, holders)
     if first.replicated:
-        everyone = [part.rank for part in ordered]
-        for name, ranks in holders.items():
-            missing = [rank for rank in everyone if rank not in ranks]
-            if missing:
-                problems.append(
-                    Problem(
-                        "rank-disagreement",
-                        name,
-                        f"held by rank {_ranks(ranks)} but not by rank {_ranks(missing)}, and this trainer "
-                        "says that its ranks are replicas",
-                        "Hold it on every rank, or pass placement='partitioned' to the trainer.",
-                    )
-                )
+        problems += _check_replicas(ordered, holders)
     if problems:
         return None, tuple(problems)
     tensors = tuple(
@@ -177,6 +130,83 @@ def merge_rank_manifests(parts: Sequence[RankManifest]) -> tuple[Manifest | None
         ),
         (),
     )
+
+
+def _check_ranks(ordered: Sequence[RankManifest]) -> list[Problem]:
+    """Each rank once, all of them with the same mode and placement."""
+    first = ordered[0]
+    problems: list[Problem] = []
+    ranks = [part.rank for part in ordered]
+    if ranks != list(range(first.world_size)) or {part.world_size for part in ordered} != {first.world_size}:
+        # Holders are ranks to broadcast from; a wrong one would end in a hang.
+        problems.append(
+            Problem(
+                "rank-disagreement",
+                "ranks",
+                f"manifests came for rank {_ranks(ranks)} of world size "
+                f"{_ranks(sorted({part.world_size for part in ordered}))}",
+                "Report this to the trainer's plugin.",
+            )
+        )
+    problems.extend(
+        Problem(
+            "rank-disagreement",
+            f"rank {part.rank}",
+            f"exports {part.phase.value} with replicated={part.replicated}, while rank {first.rank} "
+            f"exports {first.phase.value} with replicated={first.replicated}",
+            "Give every rank the same mode and placement.",
+        )
+        for part in ordered
+        if (part.replicated, part.phase) != (first.replicated, first.phase)
+    )
+    return problems
+
+
+def _add_part(
+    part: RankManifest, specs: dict[str, TensorSpec], holders: dict[str, list[int]]
+) -> list[Problem]:
+    """Adds one rank's tensors to what is known; tells what contradicts itself or an earlier rank."""
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    for spec in part.tensors:
+        if spec.name in seen:
+            problems.append(Problem("duplicate-name", spec.name, f"rank {part.rank} exports this name twice"))
+            continue
+        seen.add(spec.name)
+        if spec.dtype not in DTYPE_BYTES:
+            problems.append(
+                Problem("dtype", spec.name, f"rank {part.rank} holds dtype {spec.dtype}, which cannot travel")
+            )
+            continue
+        known = specs.setdefault(spec.name, spec)
+        if (known.shape, known.dtype) != (spec.shape, spec.dtype):
+            problems.append(
+                Problem(
+                    "rank-disagreement",
+                    spec.name,
+                    f"rank {part.rank} holds {spec.dtype}{list(spec.shape)} but rank "
+                    f"{holders[spec.name][0]} holds {known.dtype}{list(known.shape)}",
+                )
+            )
+        holders.setdefault(spec.name, []).append(part.rank)
+    return problems
+
+
+def _check_replicas(ordered: Sequence[RankManifest], holders: dict[str, list[int]]) -> list[Problem]:
+    problems: list[Problem] = []
+    for name, ranks in holders.items():
+        missing = [part.rank for part in ordered if part.rank not in ranks]
+        if missing:
+            problems.append(
+                Problem(
+                    "rank-disagreement",
+                    name,
+                    f"held by rank {_ranks(ranks)} but not by rank {_ranks(missing)}, and this trainer "
+                    "says that its ranks are replicas",
+                    "Hold it on every rank, or pass placement='partitioned' to the trainer.",
+                )
+            )
+    return problems
 
 
 def _ranks(ranks: Sequence[int]) -> str:

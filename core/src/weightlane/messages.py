@@ -262,7 +262,7 @@ def decode(data: bytes | bytearray | memoryview, expected: type[_T] | object, *,
         ProtocolError: the bytes are truncated, of another kind, or carry an unknown or missing field.
     """
     try:
-        return msgspec.msgpack.decode(data, type=expected)  # type: ignore[arg-type,no-any-return]
+        return msgspec.msgpack.decode(data, type=expected)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise errors.ProtocolError(
             f"A message of {len(data)} bytes from {sender} could not be read: {error}.",
@@ -284,18 +284,23 @@ def failure_of(error: BaseException, *, origin: str) -> Failure:
     if isinstance(error, errors.WeightlaneError):
         return Failure(
             error_type=type(error).__name__,
-            what=error.what,
-            why=error.why,
-            fix=error.fix,
+            what=_encodable(error.what),
+            why=_encodable(error.why),
+            fix=_encodable(error.fix),
             origin=origin,
             traceback=getattr(error, "remote_traceback", ""),
         )
     return Failure(
         error_type=type(error).__name__,
-        what=f"{type(error).__name__}: {error}",
+        what=_encodable(f"{type(error).__name__}: {error}"),
         origin=origin,
-        traceback="".join(traceback.format_exception(error)),
+        traceback=_encodable("".join(traceback.format_exception(error))),
     )
+
+
+def _encodable(text: str) -> str:
+    # File names that are not UTF-8 reach error texts as lone surrogates, which msgpack refuses.
+    return text.encode(errors="replace").decode()
 
 
 def error_of(failure: Failure) -> errors.WeightlaneError:

@@ -27,10 +27,14 @@ class Mover:
     rings: tuple[ShmSink, ...]
     channel: ControlChannel
 
-    def abort(self, cause: str) -> None:
-        """Tells every receiver that this rank feeds."""
+    def abort(self, cause: str, *, sync: int | None = None) -> None:
+        """Tells every receiver that this rank feeds.
+
+        Without `sync`, it is about the sync that `move_buckets` was last called for. A rank that fails before
+        it gets there must name it: the worker may be waiting in its ring already.
+        """
         for sink in self.sinks:
-            sink.abort(cause)
+            sink.abort(cause, sync=sync)
 
     def close(self) -> None:
         """Stops beating for the rings, then frees all sinks."""
@@ -63,6 +67,7 @@ def move_buckets(
             if not stream.collective:
                 raise
             failed = error
+            mover.abort(str(error), sync=sync)
         for layout, tensors in zip(plan.buckets, stream, strict=True):
             if failed is not None:
                 continue
@@ -76,7 +81,7 @@ def move_buckets(
                 if not stream.collective:
                     raise
                 failed = error
-                mover.abort(str(error))
+                mover.abort(str(error), sync=sync)
     if failed is not None:
         raise failed
     digests = [sink.finish() for sink in mover.sinks]

@@ -40,20 +40,20 @@ def view_in_bucket(bucket: Tensor, entry: BucketEntry, wire: WireTensor) -> Tens
     return flat.view(torch_dtype(wire.dtype)).view(wire.shape)
 
 
-def pack_bucket(
-    bucket: Tensor, layout: BucketLayout, wires: Sequence[WireTensor], tensors: Sequence[tuple[int, Tensor]]
+def check_bucket(
+    layout: BucketLayout, wires: Sequence[WireTensor], tensors: Sequence[tuple[int, Tensor]]
 ) -> None:
-    """Copies tensors into the bucket at the layout's offsets, casting to the travelling dtype.
-
-    Takes any strides and any device. Raises ExportError, before writing anything, when the tensors are not
-    the layout's.
-    """
+    """Raises ExportError when the tensors are not those of the layout, in its order and in their shapes."""
     given = [number for number, _ in tensors]
     planned = [entry.tensor for entry in layout.entries]
     if given != planned:
-        names = [wires[number].name for number in sorted(set(planned) ^ set(given))] or ["their order"]
+        differing = sorted(set(planned) ^ set(given))
+        names = [
+            wires[number].name if 0 <= number < len(wires) else f"number {number}" for number in differing
+        ]
         raise ExportError(
-            f"Bucket {layout.index} of the export differs from the plan in {', '.join(names)}.",
+            f"Bucket {layout.index} of the export differs from the plan in "
+            f"{', '.join(names) or 'its order'}.",
             "The trainer yielded other tensors than its manifest announced.",
             "Connect again after changing the model.",
         )
@@ -65,6 +65,17 @@ def pack_bucket(
                 "The model was changed after connect.",
                 "Connect again.",
             )
+
+
+def pack_bucket(
+    bucket: Tensor, layout: BucketLayout, wires: Sequence[WireTensor], tensors: Sequence[tuple[int, Tensor]]
+) -> None:
+    """Copies tensors into the bucket at the layout's offsets, casting to the travelling dtype.
+
+    Takes any strides and any device. Raises ExportError, before writing anything, when the tensors are not
+    the layout's.
+    """
+    check_bucket(layout, wires, tensors)
     with torch.no_grad():
         for entry, (_, tensor) in zip(layout.entries, tensors, strict=True):
             view_in_bucket(bucket, entry, wires[entry.tensor]).copy_(tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING
 
 from weightlane.errors import Problem
@@ -22,7 +23,7 @@ def choose_transport(
     ranks: Sequence[RankManifest],
     *,
     wanted: TransportName | None,
-) -> tuple[TransportName, None] | tuple[None, Problem]:
+) -> TransportName | Problem:
     """The transport for one replica: the user's choice if it can work, else the first that can.
 
     Order: by reference in one process, a shared-memory ring on one host, by value over any distance. Runs on
@@ -32,15 +33,15 @@ def choose_transport(
     if wanted is not None:
         hindrance = reasons[wanted]
         if hindrance:
-            return None, Problem(
+            return Problem(
                 "transport", wanted.value, hindrance, "Leave the transport open, or choose another."
             )
-        return wanted, None
+        return wanted
     for name in (TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE):
         if not reasons[name]:
-            return name, None
+            return name
     every = "; ".join(f"{name.value}: {reason}" for name, reason in reasons.items())
-    return None, Problem("transport", descriptor.name, f"no transport reaches this engine ({every})")
+    return Problem("transport", descriptor.name, f"no transport reaches this engine ({every})")
 
 
 def _hindrance(
@@ -52,7 +53,8 @@ def _hindrance(
     if name not in descriptor.transports:
         return f"backend {descriptor.name} does not declare it"
     if name is TransportName.INPROCESS:
-        if len(workers) != 1 or workers[0].process_id != os.getpid():
+        here = (socket.gethostname(), os.getpid())
+        if len(workers) != 1 or (workers[0].host, workers[0].process_id) != here:
             return "the engine's worker runs in another process"
         return ""
     if name is TransportName.SHM:
@@ -61,19 +63,24 @@ def _hindrance(
         rank_hosts = {rank.host for rank in ranks}
         far = sorted({worker.host for worker in workers} - rank_hosts)
         if far or len(rank_hosts) != 1:
-            return f"workers on {', '.join(sorted({w.host for w in workers}))} and ranks on {', '.join(sorted(rank_hosts))} share no host"
+            worker_hosts = {worker.host for worker in workers}
+            return (
+                f"workers on {', '.join(sorted(worker_hosts))} and ranks on {', '.join(sorted(rank_hosts))} "
+                "are not all on one host"
+            )
         return ""
     return ""
 
 
 def form_peers(
-    transport: TransportName, workers: Sequence[WorkerDescription], world_size: int
+    transport: TransportName, workers: Sequence[WorkerDescription], world_size: int, *, first: int = 0
 ) -> tuple[int, ...]:
     """The rank that feeds each worker.
 
     By value or by reference everything goes through the controller, which holds the endpoint. Over a ring,
-    worker i has rank i mod ranks; ranks left over only drain.
+    worker i has rank (`first` + i) mod ranks; ranks left over only drain. `first` counts the workers of
+    replicas before this one, so that several replicas share the ranks evenly.
     """
     if transport is TransportName.SHM:
-        return tuple(worker.worker % world_size for worker in workers)
+        return tuple((first + worker.worker) % world_size for worker in workers)
     return tuple(0 for _ in workers)

@@ -90,12 +90,12 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def __str__(self) -> str:
-        lines = [
+        head = (
             f"lane {self.lane}: {self.mode.value} from {self.trainer_backend} on {self.world_size} "
-            f"rank{'' if self.world_size == 1 else 's'}, {len(self.tensors)} tensors, "
-            f"{self.nbytes / 1e6:.1f} MB in {len(self.buckets)} bucket{'' if len(self.buckets) == 1 else 's'}, "
-            f"verify {self.verify}"
-        ]
+            f"rank{_s(self.world_size)}, {len(self.tensors)} tensors, {self.nbytes / 1e6:.1f} MB in "
+            f"{len(self.buckets)} bucket{_s(len(self.buckets))}, verify {self.verify}"
+        )
+        lines = [head]
         for replica in self.replicas:
             feeds = ", ".join(f"rank {peer} -> worker {worker}" for worker, peer in enumerate(replica.peers))
             lines.append(
@@ -107,6 +107,10 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lines.extend(f"    note: {line}" for line in replica.notes + replica.program.notes)
         lines.extend(f"  dropped {entry.canonical}: {entry.dropped}" for entry in self.dropped)
         return "\n".join(lines)
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
 
 
 def wire_tensors(

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightlane.buckets import ALIGNMENT, slot_sizes, wire_nbytes
+from weightlane.buckets import ALIGNMENT, MOST_SLOTS, wire_nbytes
 from weightlane.errors import Problem, near_names
 from weightlane.manifest import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightlane.buckets import BucketLayout
     from weightlane.messages import ReceivePlan, WireTensor
     from weightlane.receiver import ExpectedTensor
 
 
 def check_layout(plan: ReceivePlan) -> list[Problem]:
     """Problems of the plan in itself: names twice, unknown dtypes, layouts that do not hold their tensors."""
+    problems = _check_tensors(plan)
+    order: list[int] = []
+    for position, layout in enumerate(plan.buckets):
+        problems += _check_bucket(plan, position, layout)
+        order += [entry.tensor for entry in layout.entries]
+    if order != list(range(len(plan.tensors))):
+        problems.append(Problem("layout", "buckets", "they do not carry every tensor exactly once, in order"))
+    if not plan.buckets:
+        problems.append(Problem("layout", "buckets", "the plan has none, so nothing could mark the end"))
+    return problems
+
+
+def _check_tensors(plan: ReceivePlan) -> list[Problem]:
     problems: list[Problem] = []
     seen: set[str] = set()
     for tensor in plan.tensors:
@@ -24,44 +38,39 @@ def check_layout(plan: ReceivePlan) -> list[Problem]:
             problems.append(Problem("duplicate-name", tensor.name, "the plan sends this name twice"))
         seen.add(tensor.name)
         if tensor.dtype not in DTYPE_BYTES:
-            problems.append(Problem("dtype", tensor.name, f"dtype {tensor.dtype!r} cannot travel"))
+            near = near_names(tensor.dtype, DTYPE_BYTES)
+            problems.append(Problem("dtype", tensor.name, f"dtype {tensor.dtype!r} cannot travel", near=near))
         if any(size < 0 for size in tensor.shape):
             problems.append(Problem("shape", tensor.name, f"shape {list(tensor.shape)} has a negative size"))
-    if problems:
-        return problems
-    order: list[int] = []
-    for position, layout in enumerate(plan.buckets):
-        where = f"bucket {layout.index}"
-        if layout.index != position or layout.last != (position == len(plan.buckets) - 1):
+    return problems
+
+
+def _check_bucket(plan: ReceivePlan, position: int, layout: BucketLayout) -> list[Problem]:
+    problems: list[Problem] = []
+    where = f"bucket {layout.index}"
+    if layout.index != position or layout.last != (position == len(plan.buckets) - 1):
+        problems.append(
+            Problem("layout", where, "buckets are not numbered in order, or the last is not marked")
+        )
+    if not 0 <= layout.slot < MOST_SLOTS:
+        problems.append(Problem("layout", where, f"slot {layout.slot} does not exist"))
+    if layout.nbytes < 0:
+        problems.append(Problem("layout", where, f"it is {layout.nbytes} bytes long"))
+    end = 0
+    for entry in layout.entries:
+        if not 0 <= entry.tensor < len(plan.tensors):
+            problems.append(Problem("layout", where, f"tensor number {entry.tensor} does not exist"))
+            continue
+        wire = plan.tensors[entry.tensor]
+        if wire.dtype in DTYPE_BYTES and entry.nbytes != wire_nbytes(wire):
             problems.append(
-                Problem("layout", where, "buckets are not numbered in order, or the last is not marked")
+                Problem("layout", wire.name, f"{entry.nbytes} bytes planned, {wire_nbytes(wire)} needed")
             )
-        if not 0 <= layout.slot < 16:
-            problems.append(Problem("layout", where, f"slot {layout.slot} does not exist"))
-        end = 0
-        for entry in layout.entries:
-            order.append(entry.tensor)
-            if not 0 <= entry.tensor < len(plan.tensors):
-                problems.append(Problem("layout", where, f"tensor number {entry.tensor} does not exist"))
-                continue
-            wire = plan.tensors[entry.tensor]
-            if entry.nbytes != wire_nbytes(wire):
-                problems.append(
-                    Problem("layout", wire.name, f"{entry.nbytes} bytes planned, {wire_nbytes(wire)} needed")
-                )
-            if entry.offset % ALIGNMENT or entry.offset < end or entry.offset + entry.nbytes > layout.nbytes:
-                problems.append(
-                    Problem(
-                        "layout", wire.name, f"offset {entry.offset} in {where} is unaligned or out of bounds"
-                    )
-                )
-            end = entry.offset + entry.nbytes
-    if order != list(range(len(plan.tensors))):
-        problems.append(Problem("layout", "buckets", "they do not carry every tensor exactly once, in order"))
-    if not plan.buckets:
-        problems.append(Problem("layout", "buckets", "the plan has none, so nothing could mark the end"))
-    elif not problems:
-        slot_sizes(plan.buckets)
+        if entry.offset % ALIGNMENT or entry.offset < end or entry.offset + entry.nbytes > layout.nbytes:
+            problems.append(
+                Problem("layout", wire.name, f"offset {entry.offset} in {where} is unaligned or outside")
+            )
+        end = entry.offset + entry.nbytes
     return problems
 
 

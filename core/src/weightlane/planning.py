@@ -118,11 +118,11 @@ def make_plan(
     buckets = lay_out_buckets(tensors, bucket_bytes=request.bucket_bytes)
     plans: list[ReplicaPlan] = []
     for replica in replicas:
-        transport, problem = choose_transport(
+        transport = choose_transport(
             replica.selected.descriptor, replica.workers, parts, wanted=request.transport
         )
-        if transport is None:
-            problems.append(problem)
+        if isinstance(transport, Problem):
+            problems.append(transport)
             continue
         context = BuildRequestsContext(
             descriptor=replica.selected.descriptor,
@@ -138,7 +138,8 @@ def make_plan(
             registry.call_build_requests(replica.selected, context),
             registry.call_plan_lifecycle(replica.selected, context),
         )
-        plans.append(_replica_plan(replica, transport, program, parts))
+        first = sum(len(plan.peers) for plan in plans)
+        plans.append(_replica_plan(replica, transport, program, len(parts), first))
     if problems:
         raise PlanError(_once(problems), lane=request.lane)
     return LanePlan(
@@ -243,8 +244,8 @@ def _check_dtypes(manifest: Manifest, entries: Sequence[NameEntry]) -> list[Prob
                 Problem(
                     "dtype",
                     spec.name,
-                    f"exported as {spec.dtype}, but the receiver holds {entry.dtype or 'an unknown dtype'}; only "
-                    "casts between float64, float32, float16 and bfloat16 are made",
+                    f"exported as {spec.dtype}, but the receiver holds {entry.dtype or 'an unknown dtype'}; "
+                    "only casts between float64, float32, float16 and bfloat16 are made",
                 )
             )
     return problems
@@ -255,7 +256,8 @@ def _disagreements(mapped: Sequence[tuple[NameEntry, ...]], replicas: Sequence[O
         Problem(
             "replica-disagreement",
             mine.canonical,
-            f"replica {replica.number} wants {theirs.dtype} {theirs.wire!r}, replica 0 {mine.dtype} {mine.wire!r}",
+            f"replica {replica.number} wants {theirs.dtype} {theirs.wire!r}, replica 0 {mine.dtype} "
+            f"{mine.wire!r}",
             "Use one lane per kind of replica.",
         )
         for replica, entries in zip(replicas[1:], mapped[1:], strict=True)
@@ -265,7 +267,7 @@ def _disagreements(mapped: Sequence[tuple[NameEntry, ...]], replicas: Sequence[O
 
 
 def _replica_plan(
-    replica: OpenReplica, transport: TransportName, program: Program, parts: Sequence[RankManifest]
+    replica: OpenReplica, transport: TransportName, program: Program, world_size: int, first: int
 ) -> ReplicaPlan:
     selected = replica.selected
     return ReplicaPlan(
@@ -281,7 +283,7 @@ def _replica_plan(
         coverage="untraced",
         transport=transport,
         incarnations={worker.worker: worker.incarnation for worker in replica.workers},
-        peers=form_peers(transport, replica.workers, len(parts)),
+        peers=form_peers(transport, replica.workers, world_size, first=first),
         program=program,
     )
 

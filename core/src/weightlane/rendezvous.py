@@ -7,9 +7,10 @@ import socket
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-import torch.distributed as dist
+# Where it is defined: torch.distributed re-exports it without saying so to type checkers.
+from torch._C._distributed_c10d import TCPStore
 
-from weightlane.control import CONTROLLER, ControlChannel
+from weightlane.control import CONTROLLER, ControlChannel, first_line
 from weightlane.errors import ControlLostError
 
 _CLIENT_SECONDS = 60.0
@@ -32,19 +33,20 @@ def open_control_channel(
     try:
         if named:
             host, port = _parse(named)
-            server = _serve(host, port, lane) if rank == CONTROLLER else None
+            server = _serve(host, port) if rank == CONTROLLER else None
         elif world_size == 1:
             host, port = "127.0.0.1", 0
-            server = _serve(host, port, lane)
+            server = _serve(host, port)
             port = server.port
         else:
             host, port, server = _through_master_store(lane, rank)
         store = server or _join(host, port)
         beat_store = _join(host, port)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ValueError) as error:
         raise ControlLostError(
-            f"Rank {rank} could not open the control channel of lane {lane} at {named or 'the MASTER store'}.",
-            f"{str(error).splitlines()[0]}.",
+            f"Rank {rank} could not open the control channel of lane {lane} at "
+            f"{named or 'the address that the MASTER store tells'}.",
+            f"{first_line(error).rstrip('.')}.",
             "Pass the same control='tcp://host:port' to connect() on every rank.",
         ) from error
     return ControlChannel(
@@ -59,11 +61,11 @@ def _parse(address: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def _serve(host: str, port: int, lane: str) -> dist.TCPStore:
+def _serve(host: str, port: int) -> TCPStore:
     """A store whose server listens on `host` alone; TCPStore by itself would listen on every interface."""
     listener = socket.create_server((host, port), backlog=1024)
     bound_port = listener.getsockname()[1]
-    return dist.TCPStore(
+    return TCPStore(
         host,
         bound_port,
         is_master=True,
@@ -73,13 +75,13 @@ def _serve(host: str, port: int, lane: str) -> dist.TCPStore:
     )
 
 
-def _join(host: str, port: int) -> dist.TCPStore:
-    return dist.TCPStore(
+def _join(host: str, port: int) -> TCPStore:
+    return TCPStore(
         host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_CLIENT_SECONDS)
     )
 
 
-def _through_master_store(lane: str, rank: int) -> tuple[str, int, dist.TCPStore | None]:
+def _through_master_store(lane: str, rank: int) -> tuple[str, int, TCPStore | None]:
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port:
         raise OSError("MASTER_ADDR and MASTER_PORT are not set, and no control address was given")
@@ -87,7 +89,7 @@ def _through_master_store(lane: str, rank: int) -> tuple[str, int, dist.TCPStore
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     key = f"weightlane/control/{attempt}/{lane}"
     if rank == CONTROLLER:
-        server = _serve(socket.gethostbyname(host), 0, lane)
+        server = _serve(socket.gethostbyname(host), 0)
         master.set(key, f"{host}|{server.port}")
         return host, server.port, server
     found_host, found_port = master.get(key).decode().split("|")

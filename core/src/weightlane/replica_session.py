@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
@@ -62,7 +63,7 @@ class ReplicaSession:
         return self._replica.has_agent
 
     def attach(self, ring: dict[int, str]) -> None:
-        """Gives every worker the plan; each checks it against its live tensors and refuses before any write."""
+        """Gives every worker the plan; each checks it against what it holds and refuses before any write."""
         if self.has_agent:
             request = Attach(self._plan.receive_plan(self._replica.replica, ring))
             self._call(request, Done, self._bounds.connect)
@@ -71,8 +72,9 @@ class ReplicaSession:
         """Pauses the engine as planned and, over a ring, starts the long receive call in a thread."""
         self._receiving = None
         if self._replica.program.pause:
-            self._run(self._replica.program.pause, version)
+            # Before the calls: one that fails half-way must be resumed as well.
             self._paused = True
+            self._run(self._replica.program.pause, version)
         if self._replica.transport is TransportName.SHM:
             request = Receive(
                 lane=self._plan.lane,
@@ -129,11 +131,9 @@ class ReplicaSession:
     def close(self) -> None:
         """Detaches from the workers and lets go of the endpoint."""
         if self.has_agent:
-            try:
+            # A dead engine needs no detaching.
+            with contextlib.suppress(WeightlaneError):
                 self._call(Detach(self._plan.lane), Done, _CLEANUP_SECONDS)
-            except WeightlaneError:
-                # A dead engine needs no detaching.
-                pass
         self.endpoint.close()
 
     def _run(self, calls: Sequence[EngineCall], version: int) -> None:
@@ -157,7 +157,7 @@ class _ReceiveCall:
         def run() -> None:
             try:
                 self._reports = call()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - it belongs to the main thread
                 self._error = error
                 on_failure(error)
             finally:

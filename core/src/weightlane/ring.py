@@ -1,25 +1,26 @@
 """A ring of bucket slots in shared memory between one trainer rank and one engine worker.
 
 One file, private to the user (mode 0600), mapped by both. A 4 KiB header holds the state as 64-bit words,
-each written by one side only; slots follow. The sender waits until a slot's last bucket was released, packs,
-posts; the receiver waits for the post, loads, drops its views, releases. Both sides beat, so that either
-notices a dead or stuck peer, and either can leave a cause of failure for the other to read.
+each written by one side only; slots follow. The sender waits until the receiver reads this sync and has
+released the slot's last bucket, packs, posts; the receiver waits for the post, loads, drops its views,
+releases. Posts, releases and failures carry the number of their sync, so that what an earlier, failed sync
+left behind is never mistaken for this one's. Both sides beat, so that either notices a dead or stuck peer,
+and either can leave a cause of failure for the other to read.
 """
 
 from __future__ import annotations
 
-import mmap
+import contextlib
 import os
-import secrets
-import stat
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from weightlane.buckets import MOST_SLOTS
 from weightlane.errors import ProtocolError, SyncError, SyncTimeoutError
+from weightlane.ring_file import create_private_file, map_private_file, shared_memory_folder
 from weightlane.waiting import Liveness, wait_until
 
 if TYPE_CHECKING:
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
     from weightlane.buckets import BucketLayout
 
+__all__ = ["Ring", "RingReader", "RingWriter", "shared_memory_folder"]
+
 _MAGIC = 0x57_4C_52_49_4E_47_01
 _HEADER = 4096
-_SENDER_SYNC, _SENDER_BEAT, _RECEIVER_BEAT, _SENDER_STATE, _RECEIVER_STATE = 1, 2, 3, 4, 5
+_SENDER_SYNC, _SENDER_BEAT, _RECEIVER_BEAT, _SENDER_FAILED, _RECEIVER_FAILED = 1, 2, 3, 4, 5
 _SENDER_PID, _RECEIVER_PID, _RECEIVER_SYNC = 6, 7, 8
 _FIRST_SLOT_WORD = 16
-_MOST_SLOTS = 16
 _SENDER_TEXT, _RECEIVER_TEXT, _TEXT_BYTES = 1024, 2560, 1536
-_OK, _FAILED = 0, 1
 _SERIAL_SHIFT = 24
 
 
@@ -44,37 +45,17 @@ def _serial(sync: int, bucket: int) -> int:
     return (sync << _SERIAL_SHIFT) | (bucket + 1)
 
 
-def shared_memory_folder() -> Path:
-    """Where rings live: the memory file system where there is one, else the temporary folder."""
-    memory = Path("/dev/shm")
-    return memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-
-
 class Ring:
     """The mapped file; `RingWriter` and `RingReader` are its two ends."""
 
     def __init__(self, path: Path, slot_sizes: Sequence[int]) -> None:
-        if not 1 <= len(slot_sizes) <= _MOST_SLOTS:
-            raise ValueError(f"a ring has 1 to {_MOST_SLOTS} slots, not {len(slot_sizes)}")
         self.path = path
         self._sizes = tuple(slot_sizes)
         self._starts = tuple(_HEADER + sum(self._sizes[:index]) for index in range(len(self._sizes)))
         total = _HEADER + sum(self._sizes)
-        flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(path, flags)
-        try:
-            status = os.fstat(descriptor)
-            _refuse_foreign_file(path, status)
-            if status.st_size != total:
-                raise ProtocolError(
-                    f"Ring {path} has {status.st_size} bytes, but the plan's slots need {total}.",
-                    "Sender and receiver hold different plans.",
-                    "Close the lane and connect again.",
-                )
-            self._map = mmap.mmap(descriptor, total)
-        finally:
-            os.close(descriptor)
+        self._map = map_private_file(path, total)
         self._words = memoryview(self._map)[:_HEADER].cast("q")
+        self._closed = False
 
     def slot_memory(self, layout: BucketLayout) -> memoryview:
         """The bytes of this bucket in its slot."""
@@ -96,7 +77,7 @@ class Ring:
         return self._words[_FIRST_SLOT_WORD + 2 * slot + 1]
 
     def _write_text(self, offset: int, text: str) -> None:
-        data = text.encode()[: _TEXT_BYTES - 8]
+        data = text.encode(errors="replace")[: _TEXT_BYTES - 8]
         memory = memoryview(self._map)
         memory[offset : offset + 8] = len(data).to_bytes(8, "little")
         memory[offset + 8 : offset + 8 + len(data)] = data
@@ -105,8 +86,14 @@ class Ring:
         length = min(int.from_bytes(self._map[offset : offset + 8], "little"), _TEXT_BYTES - 8)
         return self._map[offset + 8 : offset + 8 + length].decode(errors="replace")
 
+    def _beat(self, word: int) -> None:
+        # From a thread, whose last beat may come after close() has released the words.
+        with contextlib.suppress(ValueError):
+            self._words[word] += 1
+
     def close(self) -> None:
-        """Unmaps; a view still held by someone keeps its pages until it is dropped."""
+        """Unmaps; a view still held by someone keeps its pages until it is dropped. Idempotent."""
+        self._closed = True
         self._words.release()
         try:
             self._map.close()
@@ -115,89 +102,73 @@ class Ring:
             return
 
 
-def _refuse_foreign_file(path: Path, status: os.stat_result) -> None:
-    if (
-        not stat.S_ISREG(status.st_mode)
-        or status.st_uid != os.getuid()
-        or stat.S_IMODE(status.st_mode) & 0o077
-    ):
-        raise ProtocolError(
-            f"Ring {path} is not a private file of this user.",
-            f"It has owner {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}; a ring is owned by "
-            f"user {os.getuid()} with mode 0600.",
-            "Run trainer and engine as the same user.",
-        )
-
-
 class RingWriter(Ring):
     """The trainer rank's end; creates the file and removes it at `close`."""
 
     def __init__(self, *, label: str, slot_sizes: Sequence[int], peer: str) -> None:
-        path = shared_memory_folder() / f"weightlane-{label}-{secrets.token_hex(8)}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+        if not 1 <= len(slot_sizes) <= MOST_SLOTS:
+            raise ValueError(f"a ring has 1 to {MOST_SLOTS} slots, not {len(slot_sizes)}")
+        path = create_private_file(label, _HEADER + sum(slot_sizes))
         try:
-            os.posix_fallocate(descriptor, 0, _HEADER + sum(slot_sizes))
-        except OSError as error:
+            super().__init__(path, slot_sizes)
+        except BaseException:
             path.unlink()
-            raise SyncError(
-                f"Shared memory for a ring of {sum(slot_sizes)} bytes could not be had in {path.parent}.",
-                f"{error}.",
-                "Free shared memory, enlarge it (containers often have 64 MB), or use smaller buckets.",
-            ) from error
-        finally:
-            os.close(descriptor)
-        super().__init__(path, slot_sizes)
+            raise
         self.peer = peer
         self._words[0] = _MAGIC
         self._words[_SENDER_PID] = os.getpid()
         self._receiver = Liveness(lambda: self._words[_RECEIVER_BEAT])
+        self._in_flight: dict[int, int] = {}
 
     def begin(self, sync: int) -> None:
-        """Opens a sync: clears both failure states and whatever an earlier, failed sync left in the slots."""
-        for slot in range(len(self._sizes)):
-            self._words[_FIRST_SLOT_WORD + 2 * slot] = 0
-            self._words[_FIRST_SLOT_WORD + 2 * slot + 1] = 0
-        self._words[_SENDER_STATE] = _OK
-        self._words[_RECEIVER_STATE] = _OK
+        """Opens a sync; their numbers grow from 1. Slots that a failed sync never got back count as free."""
+        self._in_flight.clear()
         self._words[_SENDER_SYNC] = sync
         self._receiver.restart()
 
     def beat(self) -> None:
         """Shows the receiver that this process lives."""
-        self._words[_SENDER_BEAT] += 1
+        self._beat(_SENDER_BEAT)
 
     def acquire(
         self, layout: BucketLayout, *, sync: int, seconds: float, lost_after: float, check: Callable[[], None]
     ) -> Tensor:
-        """The bucket's slot as a uint8 tensor, once the receiver has released what it held before."""
+        """The bucket's slot as a uint8 tensor, once the receiver reads this sync and has the slot free."""
 
         def free() -> bool:
-            return self._released(layout.slot) == self._posted(layout.slot)
+            # A receiver that is not yet in this sync may still be loading from a failed one's slots.
+            return self._words[_RECEIVER_SYNC] == sync and self._is_back(layout.slot)
 
         self._wait(free, f"a free slot for bucket {layout.index}", sync, seconds, lost_after, check)
         return self.slot_tensor(layout)
 
     def post(self, layout: BucketLayout, *, sync: int) -> None:
         """Hands the packed bucket over."""
-        self._words[_FIRST_SLOT_WORD + 2 * layout.slot] = _serial(sync, layout.index)
+        serial = self._in_flight[layout.slot] = _serial(sync, layout.index)
+        self._words[_FIRST_SLOT_WORD + 2 * layout.slot] = serial
 
     def drain(self, *, sync: int, seconds: float, lost_after: float, check: Callable[[], None]) -> None:
         """Waits until the receiver has released every slot."""
 
         def drained() -> bool:
-            return all(self._released(slot) == self._posted(slot) for slot in range(len(self._sizes)))
+            return all(self._is_back(slot) for slot in self._in_flight)
 
         self._wait(drained, "the last bucket's release", sync, seconds, lost_after, check)
 
-    def abort(self, cause: str) -> None:
-        """Tells the receiver to stop waiting, and why."""
+    def abort(self, cause: str, *, sync: int | None = None) -> None:
+        """Tells the receiver to stop waiting for `sync` (default: the one last begun here), and why."""
+        if self._closed:
+            return
         self._write_text(_SENDER_TEXT, cause)
-        self._words[_SENDER_STATE] = _FAILED
+        self._words[_SENDER_FAILED] = self._words[_SENDER_SYNC] if sync is None else sync
 
     def close(self) -> None:
         """Removes the file and unmaps; idempotent."""
         self.path.unlink(missing_ok=True)
         super().close()
+
+    def _is_back(self, slot: int) -> bool:
+        return slot not in self._in_flight or self._released(slot) == self._in_flight[slot]
 
     def _wait(
         self,
@@ -210,7 +181,7 @@ class RingWriter(Ring):
     ) -> None:
         def checked() -> None:
             check()
-            if self._words[_RECEIVER_STATE] == _FAILED:
+            if self._words[_RECEIVER_FAILED] == sync:
                 raise SyncError(
                     f"{self.peer} refused or failed sync {sync} while this rank waited for {what}.",
                     self._read_text(_RECEIVER_TEXT),
@@ -239,6 +210,7 @@ class RingReader(Ring):
     def __init__(self, path: str, slot_sizes: Sequence[int]) -> None:
         super().__init__(Path(path), slot_sizes)
         if self._words[0] != _MAGIC:
+            self.close()
             raise ProtocolError(
                 f"{path} is not a ring of this weightlane version.", "Its first word differs."
             )
@@ -248,12 +220,12 @@ class RingReader(Ring):
     def begin(self, sync: int) -> None:
         """Shows the sender that this worker reads sync `sync`."""
         self._sender.restart()
-        self._words[_RECEIVER_BEAT] += 1
+        self.beat()
         self._words[_RECEIVER_SYNC] = sync
 
     def beat(self) -> None:
         """Shows the sender that this process lives."""
-        self._words[_RECEIVER_BEAT] += 1
+        self._beat(_RECEIVER_BEAT)
 
     def take(
         self, layout: BucketLayout, *, sync: int, seconds: float, lost_after: float
@@ -264,14 +236,20 @@ class RingReader(Ring):
         what = f"bucket {layout.index} of sync {sync}"
 
         def check() -> None:
-            if self._words[_SENDER_STATE] == _FAILED and self._words[_SENDER_SYNC] == sync:
+            if self._words[_SENDER_FAILED] == sync:
                 raise SyncError(
                     f"The trainer gave up while this worker waited for {what}.", self._read_text(_SENDER_TEXT)
                 )
+            if self._words[_SENDER_SYNC] > sync:
+                raise SyncError(
+                    f"The trainer went on to sync {self._words[_SENDER_SYNC]} while this worker waited for "
+                    f"{what}.",
+                    "That sync had failed elsewhere.",
+                )
             if self._sender.silent_seconds() > lost_after:
                 raise SyncTimeoutError(
-                    f"The trainer rank (process {self._words[_SENDER_PID]}) has been silent for {lost_after:g} s "
-                    f"while this worker waited for {what}.",
+                    f"The trainer rank (process {self._words[_SENDER_PID]}) has been silent for "
+                    f"{lost_after:g} s while this worker waited for {what}.",
                     "The process died or hangs.",
                 )
 
@@ -286,6 +264,6 @@ class RingReader(Ring):
         self._words[_FIRST_SLOT_WORD + 2 * layout.slot + 1] = _serial(sync, layout.index)
 
     def fail(self, cause: str) -> None:
-        """Tells the sender that this worker stopped, and why."""
+        """Tells the sender that this worker stopped reading its current sync, and why."""
         self._write_text(_RECEIVER_TEXT, cause)
-        self._words[_RECEIVER_STATE] = _FAILED
+        self._words[_RECEIVER_FAILED] = self._words[_RECEIVER_SYNC]

@@ -27,7 +27,7 @@ class ExportStream(Protocol):
     def __iter__(self) -> Iterator[Sequence[tuple[int, Tensor]]]:
         """One item per planned bucket: (index into the plan's tensors, tensor) in layout order."""
 
-    def __enter__(self) -> ExportStream:
+    def __enter__(self) -> ExportStream:  # noqa: PYI034 - a stream may enter into another
         """Enters whatever the export needs (unshard, offload)."""
 
     def __exit__(

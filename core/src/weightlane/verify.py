@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightlane.errors import VerificationError
 from weightlane.lane_messages import RankMoved, ReplicaReport
+from weightlane.types import TransportName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ def verify_ranks(plan: LanePlan, moved: Sequence[RankMoved]) -> str:
     if len(set(digests.values())) > 1:
         told = ", ".join(f"rank {rank} {digest}" for rank, digest in sorted(digests.items()))
         raise VerificationError(
-            f"Trainer ranks sent different bytes for the same tensors: {told}.",
+            f"Trainer ranks of lane {plan.lane} sent different bytes for the same tensors: {told}.",
             "Their copies of the model have diverged, so workers of one engine now hold different weights.",
             "Check what keeps the ranks equal (gradient all-reduce, seeds), then sync again.",
         )
@@ -45,21 +46,15 @@ def verify_replica(
     if plan.verify == "off":
         return ReplicaReport(replica.replica, replica.address, "off", tuple(reports))
     problems: list[str] = []
-    compared_digests = 0
+    reported = [report.worker for report in reports]
+    if reported != list(range(len(replica.peers))):
+        raise VerificationError(
+            f"{replica.address} reported for workers {reported}, not for each of {len(replica.peers)} once.",
+            "A worker's report is missing, so nothing is known of what it wrote.",
+            "The receiver is fenced until a sync succeeds; report this with the plan.",
+        )
     for report in reports:
-        sender = moved[replica.peers[report.worker]]
-        worker = f"worker {report.worker} of {replica.address}"
-        for what, got, sent in (
-            ("tensors received", report.tensors, len(plan.tensors)),
-            ("bytes received", report.nbytes, plan.nbytes),
-            ("tensors handed to the loader", report.loaded, len(plan.tensors)),
-        ):
-            if got != sent:
-                problems.append(f"{worker}: {got} {what}, {sent} sent by rank {sender.rank}")
-        if report.digest and sender.digest:
-            compared_digests += 1
-            if report.digest != sender.digest:
-                problems.append(f"{worker}: digest {report.digest}, rank {sender.rank} sent {sender.digest}")
+        problems += _compare(plan, replica, report, moved[replica.peers[report.worker]])
     if problems:
         raise VerificationError(
             f"What arrived is not what was sent: {'; '.join(problems)}.",
@@ -67,8 +62,34 @@ def verify_replica(
             "The receiver is fenced until a sync succeeds; report this with the plan.",
         )
     words = f"counts equal on {len(reports)} worker{'' if len(reports) == 1 else 's'}"
-    if compared_digests:
-        words += f", digests equal on {compared_digests}"
-    elif plan.verify == "digest":
-        words += ", no digest: tensors went by reference"
+    if plan.verify == "digest":
+        by_reference = _by_reference(replica)
+        words += (
+            ", no digest: tensors went by reference" if by_reference else f", digests equal on {len(reports)}"
+        )
     return ReplicaReport(replica.replica, replica.address, words, tuple(reports))
+
+
+def _compare(plan: LanePlan, replica: ReplicaPlan, report: ReceiveReport, sender: RankMoved) -> list[str]:
+    worker = f"worker {report.worker} of {replica.address}"
+    counts = (
+        ("tensors received", report.tensors, len(plan.tensors)),
+        ("bytes received", report.nbytes, plan.nbytes),
+        ("tensors handed to the loader", report.loaded, len(plan.tensors)),
+    )
+    problems = [
+        f"{worker}: {got} {what}, {sent} sent by rank {sender.rank}"
+        for what, got, sent in counts
+        if got != sent
+    ]
+    if plan.verify == "digest" and not _by_reference(replica):
+        if not report.digest or not sender.digest:
+            silent = worker if not report.digest else f"rank {sender.rank}"
+            problems.append(f"{worker}: {silent} gave no digest to compare")
+        elif report.digest != sender.digest:
+            problems.append(f"{worker}: digest {report.digest}, rank {sender.rank} sent {sender.digest}")
+    return problems
+
+
+def _by_reference(replica: ReplicaPlan) -> bool:
+    return replica.transport is TransportName.INPROCESS

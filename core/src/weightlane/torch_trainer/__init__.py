@@ -1,1 +1,1 @@
-"""The embedded trainer backend: a plain torch module, or a mapping of named tensors, on any number of ranks."""
+"""The embedded trainer backend: a plain torch module, or named tensors, on any number of ranks."""

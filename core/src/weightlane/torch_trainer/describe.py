@@ -35,6 +35,7 @@ def named_tensors(model: Any) -> dict[str, Tensor]:
     if isinstance(model, Mapping):
         found: dict[str, Any] = dict(model)
     elif isinstance(model, torch.nn.Module):
+        _refuse_flat_shards(model)
         found = _unwrapped(model).state_dict(keep_vars=True)
     else:
         raise ExportError(
@@ -43,10 +44,10 @@ def named_tensors(model: Any) -> dict[str, Tensor]:
             "Pass one of these as model=.",
         )
     for name, tensor in found.items():
-        if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "full_tensor") or tensor.is_meta:
+        if not _is_plain(tensor):
             raise ExportError(
                 f"{name} is {_kind(tensor)}, not a plain tensor with data.",
-                "The torch trainer exports whole tensors; shards and wrappers need a trainer plugin that gathers.",
+                "The torch trainer exports whole tensors; shards and wrappers need a trainer that gathers.",
                 "Use wl.trainer('fsdp', ...) for FSDP modules, or exclude the entry.",
             )
     return {name: tensor.detach() for name, tensor in found.items()}
@@ -62,14 +63,15 @@ def describe(context: ExportContext) -> RankManifest:
             "Correct trainer(...).",
         )
     tensors = named_tensors(context.model)
-    owners: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], str] = {}
+    owners: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():
         if tensor.numel() == 0:
             continue
         storage = (
-            tensor.untyped_storage().data_ptr(),
-            tensor.storage_offset(),
+            tensor.device,
+            tensor.dtype,
+            tensor.data_ptr(),
             tuple(tensor.shape),
             tuple(tensor.stride()),
         )
@@ -93,6 +95,17 @@ def describe(context: ExportContext) -> RankManifest:
     )
 
 
+def _refuse_flat_shards(model: torch.nn.Module) -> None:
+    # Asking FSDP 1 for its state dict is a collective, and describing must not start one.
+    for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ExportError(
+                f"{name or 'The model'} is wrapped by FullyShardedDataParallel.",
+                "The torch trainer exports whole tensors and gathers no shards.",
+                "Use wl.trainer('fsdp', ...).",
+            )
+
+
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     while True:
         inner = next(
@@ -111,7 +124,19 @@ def _wraps(model: torch.nn.Module) -> bool:
     )
 
 
+def _is_plain(tensor: object) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and not hasattr(tensor, "full_tensor")
+        and not tensor.is_meta
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
 def _kind(tensor: object) -> str:
     if isinstance(tensor, torch.Tensor) and tensor.is_meta:
         return "a tensor on the meta device"
+    if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
     return f"a {type(tensor).__name__}"

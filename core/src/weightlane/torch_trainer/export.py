@@ -75,11 +75,11 @@ class TorchStream:
             return held.get(spec.name, empty if spec.elements == 0 else None)
         rank, source = self._context.export.rank, spec.holders[0]
         mine = (
-            held[spec.name].contiguous()
+            held[spec.name].cpu().contiguous()
             if rank == source
             else torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
         )
-        # As bytes, since not every dtype (float8, bool) has a broadcast in every backend.
+        # As bytes on the CPU, since not every dtype (float8, bool) has a broadcast in every backend.
         dist.broadcast(mine.reshape(-1).view(torch.uint8), src=source, group=self._context.group)
         return held[spec.name] if rank in spec.holders else mine
 

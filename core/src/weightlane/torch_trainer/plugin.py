@@ -41,7 +41,7 @@ def weightlane_register_backends() -> Iterable[BackendDescriptor]:
 
 
 @hookimpl
-def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
+def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:  # noqa: ARG001 - pluggy's
     """The installed torch, from metadata; a trainer has no other target than this process."""
     try:
         version = importlib.metadata.version("torch")

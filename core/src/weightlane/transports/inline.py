@@ -11,7 +11,7 @@ import torch
 
 from weightlane.agent_calls import call_agents
 from weightlane.messages import BeginInline, Done, LoadInline
-from weightlane.packing import WireDigest, memory_of, pack_bucket
+from weightlane.packing import WireDigest, check_bucket, memory_of, pack_bucket
 from weightlane.transports.sink import cast_for_wire
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class AgentInlineSink:
         """Nothing is in flight: every put waited for its answers."""
         return self._digest.hexdigest() if self._digest else ""
 
-    def abort(self, cause: str) -> None:
+    def abort(self, cause: str, *, sync: int | None = None) -> None:
         """The replica's session sends `Cancel`; nothing waits here."""
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class RequestSink:
         self._digest: WireDigest | None = None
         self._bounds: SinkBounds | None = None
 
-    def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:
+    def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:  # noqa: ARG002 - a Sink's
         """Nothing is sent before the first bucket."""
         self._version, self._bounds = version, bounds
         self._digest = WireDigest() if self._plan.verify == "digest" else None
@@ -89,6 +89,7 @@ class RequestSink:
         """Casts, sends and waits for the engine's answer."""
         if self._bounds:
             self._bounds.check()
+        check_bucket(layout, self._plan.tensors, tensors)
         named: list[tuple[str, Tensor]] = []
         for number, tensor in tensors:
             wire = self._plan.tensors[number]
@@ -102,7 +103,7 @@ class RequestSink:
         """Nothing is in flight: every put waited for its answer."""
         return self._digest.hexdigest() if self._digest else ""
 
-    def abort(self, cause: str) -> None:
+    def abort(self, cause: str, *, sync: int | None = None) -> None:
         """The engine holds no open request between buckets; there is nobody to tell."""
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from weightlane.agent_calls import call_agents
 from weightlane.endpoint import LocalEndpoint
 from weightlane.errors import EngineError
 from weightlane.messages import BeginInline, Done
-from weightlane.packing import torch_dtype
+from weightlane.packing import check_bucket, torch_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,8 @@ class InprocessSink:
         if not isinstance(endpoint, LocalEndpoint):
             raise EngineError(
                 f"The endpoint of {replica.address} gives no agent in this process.",
-                f"Backend {replica.backend} declares transport inprocess, whose endpoint must be a LocalEndpoint.",
+                f"Backend {replica.backend} declares transport inprocess, whose endpoint must be a "
+                "LocalEndpoint.",
                 f"Choose another transport, and report this to {replica.distribution}.",
             )
         self._plan = plan
@@ -46,6 +47,7 @@ class InprocessSink:
 
     def put(self, layout: BucketLayout, tensors: Sequence[tuple[int, Tensor]]) -> None:
         """One call of the agent with (name, tensor) of the travelling dtype."""
+        check_bucket(layout, self._plan.tensors, tensors)
         named = [
             (
                 self._plan.tensors[number].name,
@@ -59,7 +61,7 @@ class InprocessSink:
         """No digest by reference."""
         return ""
 
-    def abort(self, cause: str) -> None:
+    def abort(self, cause: str, *, sync: int | None = None) -> None:
         """The replica's session sends `Cancel`."""
 
     def close(self) -> None:

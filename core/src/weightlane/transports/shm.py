@@ -41,10 +41,10 @@ class ShmSink:
         return str(self.ring.path)
 
     def beat(self) -> None:
-        """Shows the worker that this rank lives; called about once a second from the lane's beating thread."""
+        """Shows the worker that this rank lives; called about once a second from the beating thread."""
         self.ring.beat()
 
-    def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:
+    def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:  # noqa: ARG002 - a Sink's
         """Clears the ring for a new sync."""
         self._sync, self._bounds = sync, bounds
         self._digest = WireDigest() if self._plan.verify == "digest" else None
@@ -74,9 +74,9 @@ class ShmSink:
         )
         return self._digest.hexdigest() if self._digest else ""
 
-    def abort(self, cause: str) -> None:
+    def abort(self, cause: str, *, sync: int | None = None) -> None:
         """Leaves the cause in the ring's header, where the waiting worker reads it."""
-        self.ring.abort(cause)
+        self.ring.abort(cause, sync=sync)
 
     def close(self) -> None:
         """Removes the ring's file."""

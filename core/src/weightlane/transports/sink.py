@@ -35,15 +35,15 @@ class Sink(Protocol):
     def finish(self) -> str:
         """Waits until the receiver has taken everything; gives the digest of what was put ("" for none)."""
 
-    def abort(self, cause: str) -> None:
-        """Tells the receiver that no more comes, and why. Never raises."""
+    def abort(self, cause: str, *, sync: int | None = None) -> None:
+        """Tells the receiver that no more of `sync` comes (default: of the one begun last). Never raises."""
 
     def close(self) -> None:
         """Frees what the sink holds. Idempotent."""
 
 
 def cast_for_wire(tensor: Tensor, wire: WireTensor) -> Tensor:
-    """The tensor as a detached contiguous CPU tensor of the travelling dtype; no copy where it is one already."""
+    """The tensor as a detached contiguous CPU tensor of the travelling dtype; no copy where it is one."""
     from weightlane.packing import torch_dtype
 
     return tensor.detach().to(device="cpu", dtype=torch_dtype(wire.dtype)).contiguous()
