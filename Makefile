@@ -12,7 +12,9 @@ TORCH := torch==2.13.0
 
 VENV := .venv
 BIN := $(VENV)/bin
-DISTRIBUTIONS := -e "core[demo,examples,dev]" -e plugins/fsdp -e plugins/megatron -e plugins/vllm -e plugins/sglang
+# The build backend is installed once instead of in five isolated build environments: a minute less.
+BACKEND := hatchling editables
+DISTRIBUTIONS := --no-build-isolation -e "core[demo,examples,dev]" -e plugins/fsdp -e plugins/megatron -e plugins/vllm -e plugins/sglang
 PYPROJECTS := core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 
 # One stamp per kind of environment. It stays the kind it is until `make clean`, or until the other
@@ -55,7 +57,7 @@ clean:
 $(OWN): $(PYPROJECTS)
 	$(PYTHON) -c 'import sys; sys.exit("weightlane needs Python >= 3.10" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -m pip install $(TORCH) $(BACKEND)
 	$(BIN)/python -m pip install --quiet $(DISTRIBUTIONS)
 	@touch $@
 
@@ -64,7 +66,8 @@ $(SYSTEM): $(PYPROJECTS)
 	$(PYTHON) -m venv --clear --system-site-packages $(VENV)
 	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' \
 		> $(VENV)/system-torch.txt 2>/dev/null \
-		|| { echo "SYSTEM_TORCH=1, but $(PYTHON) has no torch. Install one there, or run make demo without it." >&2; exit 1; }
+		|| { echo "SYSTEM_TORCH=1, but $(PYTHON) has no torch of its own (that of a virtual environment is not seen from another). Install one there, or run make demo without SYSTEM_TORCH." >&2; exit 1; }
 	@echo "keeping $$(cat $(VENV)/system-torch.txt)"
+	$(BIN)/python -m pip install --quiet $(BACKEND)
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/system-torch.txt $(DISTRIBUTIONS)
 	@touch $@

