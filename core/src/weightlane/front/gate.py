@@ -17,7 +17,7 @@ from weightlane.errors import NotServableError, SyncTimeoutError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GENERATE_WAIT_SECONDS = 120.0
+GENERATE_WAIT_SECONDS = 60.0
 """How long a generation waits for a sync in progress before it is refused."""
 
 

@@ -127,6 +127,11 @@ def load_model(folder: str, dtype: ComputeDtype) -> Any:
     Raises:
         EngineError: transformers cannot load it.
     """
+    if not (Path(folder) / "config.json").is_file():  # told before seconds are spent on imports
+        raise EngineError(
+            f"The reference engine cannot load {folder}: it has no config.json.",
+            fix="Give the folder of a Hugging Face checkpoint.",
+        )
     import torch
     from packaging.version import Version
 

@@ -24,13 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from weightlane.front.server import serve_front
 
     try:
-        import torch
-
         from weightlane.reference.engine import ReferenceEngine
 
-        if options.threads > 0:
-            torch.set_num_threads(options.threads)
         engine = ReferenceEngine(options.model, dtype=options.dtype, device=options.device)
+        if options.threads > 0:
+            import torch
+
+            torch.set_num_threads(options.threads)
         serve_front(engine, options.address)
     except WeightlaneError as error:
         sys.stderr.write(f"{error}\n")
