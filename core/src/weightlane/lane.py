@@ -9,16 +9,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from typing_extensions import Self
+
 from weightlane.connecting import connect, rollout, trainer
 from weightlane.control import CONTROLLER
-from weightlane.errors import ControlLostError, PlanError, SyncError, WeightlaneError
+from weightlane.errors import SyncError
 from weightlane.events import EventKind, SyncEvent
 from weightlane.lane_messages import Committed, Go, RankMoved, SyncReport, SyncStart
 from weightlane.moving import move_buckets
+from weightlane.sync_failure import diagnosed, first_cause, with_consequence
 from weightlane.transports.sink import SinkBounds
 from weightlane.types import Mode
 from weightlane.verify import verify_ranks, verify_replica
-from weightlane.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,7 +152,7 @@ class Lane:
         self._channel.close()
         self._emit("closed", self.published_version or 0)
 
-    def __enter__(self) -> Lane:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -245,37 +247,14 @@ class Lane:
             self._channel.abort(_abort_name(sync), error)
             self._mover.abort(f"rank {self._rank} was interrupted")
             return error
-        cause = self._diagnosed(error)
+        cause = diagnosed(error, sync, self._rank, self._bounds.lost_after + 2.0, self._checker(sync))
         self._channel.abort(_abort_name(sync), cause)
-        first = self._first_cause(sync, cause)
+        first = first_cause(self._channel, _abort_name(sync), cause)
         self._mover.abort(str(first))
         for session in self._sessions:
             session.cancel(sync, str(first))
         self._emit("sync-failed", version, detail=str(first))
-        return _with_consequence(first, sync, version, began=began)
-
-    def _diagnosed(self, error: Exception) -> Exception:
-        """A foreign error (a broken collective) as the loss of the rank that caused it, where one is lost."""
-        if isinstance(error, WeightlaneError):
-            return error
-        try:
-            wait_until(lambda: False, seconds=self._bounds.lost_after + 2.0, check=self._checker(self._sync))
-        except WeightlaneError as found:
-            return found
-        return SyncError(
-            f"Rank {self._rank} failed in sync {self._sync}: {type(error).__name__}: {error}.",
-            "The trainer's export or a collective raised.",
-            "See the chained exception on that rank.",
-        )
-
-    def _first_cause(self, sync: int, mine: Exception) -> Exception:
-        try:
-            self._channel.check_abort(_abort_name(sync))
-        except ControlLostError as lost:
-            return mine if isinstance(mine, WeightlaneError) else lost
-        except WeightlaneError as first:
-            return first
-        return mine
+        return with_consequence(first, sync, version, began=began)
 
     def _checker(self, sync: int) -> Callable[[], None]:
         awaited = range(self._plan.world_size) if self._is_controller else (CONTROLLER,)
@@ -317,18 +296,3 @@ class Lane:
 
 def _abort_name(sync: int) -> str:
     return f"sync-{sync}"
-
-
-def _with_consequence(error: Exception, sync: int, version: int, *, began: bool) -> Exception:
-    """The same typed error, which also says what state the receivers are in."""
-    if not isinstance(error, WeightlaneError) or isinstance(error, PlanError):
-        return error
-    state = (
-        "receivers that had begun to write are fenced until a sync succeeds"
-        if began
-        else "no receiver was touched"
-    )
-    told = f"Sync {sync} (version {version}) failed and was not published; {state}."
-    if told in error.why:
-        return error
-    return type(error)(error.what, f"{error.why} {told}".strip(), error.fix)

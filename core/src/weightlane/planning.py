@@ -33,6 +33,11 @@ MODE_PHASES: dict[Mode, Phase] = {
     Mode.MERGED: Phase.MERGED,
     Mode.ADAPTER: Phase.ADAPTER,
 }
+EXPORT_CAPABILITIES: dict[Mode, Capability] = {
+    Mode.FULL: Capability.EXPORT_FULL,
+    Mode.MERGED: Capability.EXPORT_MERGED,
+    Mode.ADAPTER: Capability.EXPORT_ADAPTER,
+}
 _RECEIVE: dict[Mode, Capability] = {
     Mode.FULL: Capability.RECEIVE_FULL,
     Mode.MERGED: Capability.RECEIVE_MERGED,

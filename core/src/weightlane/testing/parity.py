@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,8 @@ import weightlane as wl
 from weightlane.testing.greedy import Continuation, forced_logprobs, greedy_continuations
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from weightlane.lane import Lane
 
 LARGEST_DIFFERENCE = 1e-4
@@ -81,13 +82,15 @@ def change_weights(model: torch.nn.Module, *, noise: float, seed: int) -> None:
                 parameter.add_(sample * parameter.std() * noise)
 
 
-def held_by_this_rank(model: torch.nn.Module, placement: str) -> Any:  # noqa: ANN401 - what wl.trainer takes
+def held_by_this_rank(model: torch.nn.Module, placement: str) -> Any:
     """The whole module, or for `partitioned` every n-th tensor, as a trainer with stages would hold."""
     if placement == "replicated" or not dist.is_initialized():
         return model
     rank, world_size = dist.get_rank(), dist.get_world_size()
     named = model.state_dict(keep_vars=True)
-    return {name: tensor for number, (name, tensor) in enumerate(named.items()) if number % world_size == rank}
+    return {
+        name: tensor for number, (name, tensor) in enumerate(named.items()) if number % world_size == rank
+    }
 
 
 def run(arguments: Arguments) -> bool:

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,9 @@ class RankGroup:
             try:
                 status = process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                told = "\n".join(f"--- rank {other} ---\n{self.output(other)}" for other in range(self.world_size))
+                told = "\n".join(
+                    f"--- rank {other} ---\n{self.output(other)}" for other in range(self.world_size)
+                )
                 raise TimeoutError(f"rank {rank} still runs after {seconds:g} s\n{told}") from None
             outcomes.append(RankOutcome(rank, status, self.output(rank), time.monotonic() - self._started))
         return outcomes

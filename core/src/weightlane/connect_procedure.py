@@ -1,0 +1,280 @@
+"""One rank's way through connect: join, plan, get ready, attach. Each step ends in an agreement of all ranks.
+
+Nothing collective starts before every rank is known to be there, and nothing is written to a receiver.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from weightlane.agreement import put_outcome
+from weightlane.contexts import ExportContext, StreamContext
+from weightlane.control import CONTROLLER, RankPlace
+from weightlane.errors import ExportError, PlanError, Problem, WeightlaneError
+from weightlane.lane_messages import Go, Joined, Planned, Ready, RingPlace
+from weightlane.planning import EXPORT_CAPABILITIES, MODE_PHASES, PlanRequest, make_plan, open_replicas
+from weightlane.registry import get_registry
+from weightlane.selection import select
+from weightlane.types import TransportName
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from weightlane.bounds import Bounds
+    from weightlane.control import ControlChannel
+    from weightlane.lane import Lane
+    from weightlane.moving import Mover
+    from weightlane.plan import LanePlan
+    from weightlane.planning import OpenReplica
+    from weightlane.registry import Registry, Selected
+    from weightlane.replica_session import ReplicaSession
+    from weightlane.specs import RolloutSpec, TrainerSpec
+    from weightlane.transports.shm import ShmSink
+    from weightlane.types import BackendDescriptor, Mode, VerifyLevel
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The arguments of `connect`, as this rank was given them; `replicas` is empty off the controller."""
+
+    trainer: TrainerSpec
+    replicas: tuple[RolloutSpec, ...]
+    mode: Mode
+    verify: VerifyLevel
+    transport: TransportName | None
+    bucket_bytes: int
+    bounds: Bounds
+    lane: str
+
+
+class ConnectProcedure:
+    """Holds what has been opened on the way, so that a failure can undo it.
+
+    Args:
+        wishes: what the user asked for.
+        channel: this rank's end of the lane's control channel.
+    """
+
+    def __init__(self, wishes: Wishes, channel: ControlChannel) -> None:
+        self._wishes = wishes
+        self._channel = channel
+        self._bounds = wishes.bounds
+        self._registry: Registry = get_registry()
+        self._replicas: tuple[OpenReplica, ...] = ()
+        self._rings: list[ShmSink] = []
+
+    def run(self) -> Lane:
+        """The lane, on every rank, or the same error on every rank."""
+        from weightlane.lane import Lane
+
+        selected, export = self._join()
+        plan = self._agree_on_plan(selected)
+        group = self._get_ready(plan)
+        sessions = self._attach(plan)
+        return Lane(
+            plan,
+            rank=self._channel.rank,
+            channel=self._channel,
+            mover=self._mover(plan, selected, export, group, sessions),
+            sessions=sessions,
+            bounds=self._bounds,
+            registry=self._registry,
+        )
+
+    def undo(self) -> None:
+        """Frees what was opened, after a failure."""
+        for ring in self._rings:
+            self._channel.off_beat(ring.beat)
+            ring.close()
+        for replica in self._replicas:
+            replica.endpoint.close()
+
+    @property
+    def _is_controller(self) -> bool:
+        return self._channel.rank == CONTROLLER
+
+    # -- join: this rank's manifest, or why there is none ---------------------------------------------------
+
+    def _join(self) -> tuple[Selected | None, ExportContext | None]:
+        chosen: list[tuple[Selected, ExportContext]] = []
+
+        def describe() -> Joined:
+            chosen.append(self._select_trainer())
+            selected, export = chosen[0]
+            manifest = self._registry.call_describe_export(selected, export)
+            return Joined(RankPlace(self._channel.rank, socket.gethostname(), os.getpid()), manifest)
+
+        put_outcome(self._channel, f"connect/join/{self._channel.rank}", describe)
+        return chosen[0] if chosen else (None, None)
+
+    def _select_trainer(self) -> tuple[Selected, ExportContext]:
+        spec = self._wishes.trainer
+        facts = self._registry.collect_facts(spec.engine)
+        selected = select(self._registry, "trainer", spec.engine, facts, pin=spec.plugin)
+        _require_export(selected.descriptor, self._wishes.mode)
+        export = ExportContext(
+            descriptor=selected.descriptor,
+            model=spec.model,
+            phase=MODE_PHASES[self._wishes.mode],
+            rank=self._channel.rank,
+            world_size=self._channel.world_size,
+            options=spec.options_for(selected.descriptor),
+        )
+        return selected, export
+
+    # -- plan: made by the controller, agreed by all -----------------------------------------------------------------------
+
+    def _agree_on_plan(self, selected: Selected | None) -> LanePlan:
+        if self._is_controller:
+            put_outcome(self._channel, "connect/plan", lambda: self._make_plan(selected))
+        planned = self._await("connect/plan", Planned)
+        self._channel.know_places(planned.places)
+        return planned.plan
+
+    def _make_plan(self, selected: Selected | None) -> Planned:
+        joined = self._gather_joined()
+        wishes = self._wishes
+        request = PlanRequest(
+            lane=wishes.lane,
+            mode=wishes.mode,
+            verify=wishes.verify,
+            bucket_bytes=wishes.bucket_bytes,
+            transport=wishes.transport,
+            trainer_backend=selected.reference if selected else wishes.trainer.engine,
+            targets=tuple(spec.target for spec in wishes.replicas),
+            pins=tuple(spec.plugin for spec in wishes.replicas),
+            open_seconds=self._bounds.connect,
+        )
+        self._replicas = open_replicas(self._registry, request)
+        plan = make_plan(self._registry, request, [item.manifest for item in joined], self._replicas)
+        return Planned(plan, tuple(item.place for item in joined))
+
+    def _gather_joined(self) -> list[Joined]:
+        """Every rank's manifest. Failures of several ranks become one error that names each."""
+        joined: list[Joined] = []
+        failures: list[WeightlaneError] = []
+        everyone = range(self._channel.world_size)
+        for rank in everyone:
+            key = f"connect/join/{rank}"
+            try:
+                joined.append(self._channel.get(key, Joined, seconds=self._bounds.connect, awaited=everyone))
+            except WeightlaneError as error:
+                failures.append(error)
+        if len(failures) == 1:
+            raise failures[0]
+        if failures:
+            problems = [Problem("export", f"failure {n}", str(error)) for n, error in enumerate(failures, 1)]
+            raise PlanError(problems, lane=self._wishes.lane)
+        return joined
+
+    # -- ready: rings on the ranks that send, the lane's own group where collectives are needed ------------
+
+    def _get_ready(self, plan: LanePlan) -> ProcessGroup | None:
+        put_outcome(self._channel, f"connect/ready/{self._channel.rank}", lambda: self._make_rings(plan))
+        if self._is_controller:
+            put_outcome(self._channel, "connect/go", self._everyone_ready)
+        self._await("connect/go", Go)
+        return self._make_group(plan)
+
+    def _make_rings(self, plan: LanePlan) -> Ready:
+        from weightlane.transports.shm import ShmSink
+
+        for replica in plan.replicas:
+            if replica.transport is not TransportName.SHM:
+                continue
+            for worker, peer in enumerate(replica.peers):
+                if peer == self._channel.rank:
+                    self._rings.append(ShmSink(plan, replica=replica.replica, worker=worker))
+        for ring in self._rings:
+            self._channel.on_beat(ring.beat)
+        return Ready(tuple(RingPlace(ring.replica, ring.worker, ring.path) for ring in self._rings))
+
+    def _everyone_ready(self) -> Go:
+        self._gather_ready()
+        return Go()
+
+    def _gather_ready(self) -> list[RingPlace]:
+        ready = self._channel.gather("connect/ready", Ready, seconds=self._bounds.connect)
+        return [place for item in ready for place in item.rings]
+
+    def _make_group(self, plan: LanePlan) -> ProcessGroup | None:
+        if not plan.manifest.collective or plan.world_size == 1:
+            return None
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        backend = dist.get_backend()
+        group: ProcessGroup = dist.new_group(
+            ranks=list(range(plan.world_size)),
+            timeout=timedelta(seconds=self._bounds.collective),
+            backend="gloo" if "gloo" in backend else backend,
+        )
+        return group
+
+    # -- attach: the workers get the plan -----------------------------------------------------------------
+
+    def _attach(self, plan: LanePlan) -> tuple[ReplicaSession, ...]:
+        sessions: list[ReplicaSession] = []
+
+        def attach_all() -> Go:
+            from weightlane.replica_session import ReplicaSession
+
+            places = self._gather_ready()
+            for replica in self._replicas:
+                session = ReplicaSession(plan, replica.number, replica.endpoint, self._bounds)
+                rings = {place.worker: place.path for place in places if place.replica == replica.number}
+                session.attach(rings)
+                sessions.append(session)
+            return Go()
+
+        if self._is_controller:
+            put_outcome(self._channel, "connect/attached", attach_all)
+        self._await("connect/attached", Go)
+        return tuple(sessions)
+
+    def _mover(
+        self,
+        plan: LanePlan,
+        selected: Selected | None,
+        export: ExportContext | None,
+        group: ProcessGroup | None,
+        sessions: tuple[ReplicaSession, ...],
+    ) -> Mover:
+        from weightlane.moving import Mover
+        from weightlane.transports.choice import controller_sink
+
+        if selected is None or export is None:
+            raise AssertionError("a rank that could not describe its export cannot have agreed on a plan")
+        fed_here = [
+            controller_sink(plan, number, session.endpoint) for number, session in enumerate(sessions)
+        ]
+        sinks = (*self._rings, *(sink for sink in fed_here if sink is not None))
+        stream = StreamContext(
+            export=export,
+            manifest=plan.manifest,
+            entries=plan.entries,
+            tensors=plan.tensors,
+            buckets=plan.buckets,
+            group=group,
+            serving_ranks=plan.serving_ranks,
+            wanted=bool(sinks),
+        )
+        return Mover(self._registry, selected, stream, sinks, tuple(self._rings), self._channel)
+
+    def _await(self, key: str, kind: type[_T]) -> _T:
+        return self._channel.get(key, kind, seconds=self._bounds.connect, awaited=(CONTROLLER,))
+
+
+def _require_export(descriptor: BackendDescriptor, mode: Mode) -> None:
+    if EXPORT_CAPABILITIES[mode] not in descriptor.capabilities:
+        raise ExportError(
+            f"Trainer backend {descriptor.name} cannot export mode {mode.value}.",
+            f"It can: {', '.join(sorted(item.value for item in descriptor.capabilities))}.",
+            "Choose another mode or trainer.",
+        )

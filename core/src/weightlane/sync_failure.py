@@ -1,0 +1,58 @@
+"""From whatever a rank met in a sync to the one typed error that all ranks raise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightlane.errors import ControlLostError, PlanError, SyncError, WeightlaneError
+from weightlane.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightlane.control import ControlChannel
+
+
+def diagnosed(error: Exception, sync: int, rank: int, seconds: float, check: Callable[[], None]) -> Exception:
+    """The error itself where it is typed; otherwise the loss behind it, where one shows within `seconds`.
+
+    A collective broken by a dead rank raises at once and names a socket; who died is known on the control
+    channel a few seconds later. `check` raises when somebody is found lost or another cause was told.
+    """
+    if isinstance(error, WeightlaneError):
+        return error
+    try:
+        wait_until(lambda: False, seconds=seconds, check=check)
+    except WeightlaneError as found:
+        return found
+    return SyncError(
+        f"Rank {rank} failed in sync {sync}: {type(error).__name__}: {error}.",
+        "The trainer's export, a collective, or a transport raised.",
+        "See the chained exception on that rank.",
+    )
+
+
+def first_cause(channel: ControlChannel, name: str, mine: Exception) -> Exception:
+    """The cause that was told first under abort `name`; one's own where nobody can be asked."""
+    try:
+        channel.check_abort(name)
+    except ControlLostError as lost:
+        return mine if isinstance(mine, WeightlaneError) else lost
+    except WeightlaneError as first:
+        return first
+    return mine
+
+
+def with_consequence(error: Exception, sync: int, version: int, *, began: bool) -> Exception:
+    """The same typed error, which also says what state the receivers are in."""
+    if not isinstance(error, WeightlaneError) or isinstance(error, PlanError):
+        return error
+    state = (
+        "receivers that had begun to write are fenced until a sync succeeds"
+        if began
+        else "no receiver was touched"
+    )
+    told = f"Sync {sync} (version {version}) failed and was not published; {state}."
+    if told in error.why:
+        return error
+    return type(error)(error.what, f"{error.why} {told}".strip(), error.fix)

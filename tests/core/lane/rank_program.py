@@ -1,0 +1,218 @@
+"""What the trainer ranks of these tests run; its only argument names a scenario (a function below).
+
+Weights are a mapping read from a safetensors file, so that a rank needs torch alone. Every scenario prints
+its steps (see `weightlane.testing.steps`).
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+import weightlane as wl
+from weightlane.bounds import DEFAULT_BOUNDS
+from weightlane.events import SyncEvent
+from weightlane.hookspecs import hookimpl
+from weightlane.lane import Lane
+from weightlane.registry import get_registry
+from weightlane.ring_file import shared_memory_folder
+from weightlane.testing import steps
+from weightlane.testing.steps import take_step
+
+RANK = int(os.environ["RANK"])
+WORLD = int(os.environ["WORLD_SIZE"])
+MODEL = Path(os.environ["LANE_TEST_MODEL"])
+URLS = os.environ["LANE_TEST_URLS"].split(",")
+BOUNDS = replace(
+    DEFAULT_BOUNDS, lost_after=4.0, connect=60.0, start=30.0, finish=30.0, bucket=30.0, collective=8.0
+)
+
+
+class SlowBuckets:
+    """Makes a sync last seconds, and says when it is under way."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    @hookimpl
+    def weightlane_sync_event(self, event: SyncEvent) -> None:
+        if event.kind == "bucket-moved":
+            print("MOVED A BUCKET", flush=True)
+            time.sleep(self.seconds)
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return load_file(MODEL / "model.safetensors")
+
+
+def changed(tensors: dict[str, torch.Tensor], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in tensors.values():
+        tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.02)
+
+
+def open_lane(
+    tensors: Mapping[str, object],
+    *,
+    placement: Literal["replicated", "partitioned"] = "replicated",
+    urls: Sequence[str] | None = None,
+) -> Lane:
+    return wl.connect(
+        trainer=wl.trainer("torch", model=tensors, placement=placement),
+        rollout=[wl.rollout("reference", url=url) for url in urls or URLS[:1]] if RANK == 0 else None,
+        bounds=BOUNDS,
+        bucket_bytes=64 << 10,
+    )
+
+
+def step(name: str, action: Callable[[], object]) -> object:
+    return take_step(name, RANK, action)
+
+
+def tell(name: str, **facts: list[str | int | None]) -> None:
+    if RANK == 0:
+        steps.tell(name, RANK, facts)
+
+
+# -- scenarios ----------------------------------------------------------------------------------------------
+
+
+def bad_input() -> None:
+    """Plans that must fail alike on every rank, before the receiver is touched; then one that works."""
+    good = weights()
+    first = next(iter(good))
+
+    on_one_rank = {**good, **({"model.extra.weight": torch.zeros(3)} if RANK == 1 else {})}
+    step("tensor on one rank only", lambda: open_lane(on_one_rank))
+
+    several = {
+        name: tensor for name, tensor in good.items() if not name.endswith("layers.1.mlp.up_proj.weight")
+    }
+    several["model.layers.1.mlp.upp_proj.weight"] = good["model.layers.1.mlp.up_proj.weight"]
+    several["model.norm.weight"] = torch.zeros(3)
+    several["lm_head.weight"] = good["lm_head.weight"].to(torch.int32)
+    step("several at once", lambda: open_lane(several))
+
+    differs = {**good, first: good[first].to(torch.float16) if RANK == 1 else good[first]}
+    step("dtype differs between ranks", lambda: open_lane(differs))
+
+    not_a_tensor = {**good, first: "text"} if RANK == 1 else good
+    step("not a tensor on rank 1", lambda: open_lane(not_a_tensor))
+
+    step(
+        "no such engine",
+        lambda: wl.connect(
+            trainer=wl.trainer("torch", model=good),
+            rollout=[wl.rollout("refference", url=URLS[0])],
+            bounds=BOUNDS,
+        ),
+    )
+    step(
+        "mode nobody has",
+        lambda: wl.connect(
+            trainer=wl.trainer("torch", model=good),
+            rollout=[wl.rollout("reference", url=URLS[0])],
+            mode="adapter",
+            bounds=BOUNDS,
+        ),
+    )
+
+    changed(good, seed=1)
+    lane = open_lane(good)
+    tell(
+        "before",
+        versions=[worker.held_version for worker in lane.replicas[0].describe_workers("reference")]
+        if RANK == 0
+        else [],
+    )
+    step("different versions", lambda: lane.sync(version=10 + RANK))
+    step("good", lambda: lane.sync(version=2))
+    lane.close()
+
+
+def drift() -> None:
+    """A model that changes shape after connect, a failed sync's fence, and healing by the next sync."""
+    good = weights()
+    lane = open_lane(good)
+    step("first", lambda: lane.sync(version=1))
+    last = list(good)[-1]
+    whole = good[last]
+    good[last] = whole[:-1].clone()
+    step("changed shape", lambda: lane.sync(version=2))
+    good[last] = whole
+    if RANK == 0:
+        step("generate after refused export", lambda: lane.replicas[0].generate([[1, 2, 3]], max_tokens=2))
+    step("commit without stage", lane.commit)
+    step("healed", lambda: lane.sync(version=3))
+    if RANK == 0:
+        generated = lane.replicas[0].generate([[1, 2, 3]], max_tokens=2)
+        tell("versions", versions=[item.weight_version for item in generated])
+    lane.close()
+    step("closed lane", lambda: lane.sync(version=4))
+
+
+def diverged() -> None:
+    """Two replicas fed by two ranks whose copies differ in one element."""
+    good = weights()
+    lane = open_lane(good, urls=URLS)
+    step("equal", lambda: lane.sync(version=1))
+    if RANK == 1:
+        next(iter(good.values())).view(-1)[0] += 1.0
+    step("diverged", lambda: lane.sync(version=2))
+    if RANK == 0:
+        step("generate while fenced", lambda: lane.replicas[1].generate([[1, 2, 3]], max_tokens=2))
+        next(iter(good.values())).view(-1)[0] += 1.0
+    step("equal again", lambda: lane.sync(version=3))
+    lane.close()
+
+
+def slow_sync() -> None:
+    """A sync that lasts seconds, for whoever wants to kill something in the middle of it."""
+    placement = os.environ.get("LANE_TEST_PLACEMENT", "replicated")
+    good = weights()
+    mine = good
+    if placement == "partitioned":
+        mine = {name: tensor for number, (name, tensor) in enumerate(good.items()) if number % WORLD == RANK}
+    get_registry().register(SlowBuckets(0.4), name="slow")
+    lane = open_lane(mine, placement=placement)
+    step("slow", lambda: lane.sync(version=5))
+    step("after", lambda: lane.sync(version=6))
+
+
+def no_op_and_many() -> None:
+    """Unchanged weights raise the stale alarm; many syncs in a row leave nothing behind."""
+    good = weights()
+    lane = open_lane(good)
+    lane.sync(version=1)
+    tell("unchanged", since=[lane.sync(version=2).unchanged_since])
+    changed(good, seed=3)
+    tell("changed", since=[lane.sync(version=3).unchanged_since])
+    for version in range(4, 24):
+        lane.sync(version=version)
+    step("many", lambda: lane.sync(version=24))
+    lane.close()
+    tell(
+        "rings left",
+        rings=[path.name for path in shared_memory_folder().glob(f"weightlane-{lane.plan().lane}*")],
+    )
+
+
+if __name__ == "__main__":
+    if WORLD > 1:
+        dist.init_process_group("gloo")
+    {
+        "bad_input": bad_input,
+        "drift": drift,
+        "diverged": diverged,
+        "slow_sync": slow_sync,
+        "no_op_and_many": no_op_and_many,
+    }[sys.argv[1]]()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,56 @@
+"""A SIGKILL in the middle of a sync: every process that is left ends its call, and names the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weightlane.testing.ranks import RankGroup
+from weightlane.testing.steps import steps_named
+
+if TYPE_CHECKING:
+    from weightlane.front.process import FrontProcess
+
+SECONDS = 30.0
+RankMaker = Callable[..., RankGroup]
+
+
+@pytest.mark.parametrize("placement", ["replicated", "partitioned"])
+def test_a_killed_receiver(
+    ranks: RankMaker, start_engine: Callable[[], FrontProcess], placement: str
+) -> None:
+    engine = start_engine()
+    with ranks("slow_sync", 2, [engine.address], placement) as group:
+        group.wait_for_output(0, "MOVED A BUCKET", 60)
+        engine.process.kill()
+        outcomes = group.wait(60)
+    for step in steps_named(outcomes, "slow"):
+        assert step.outcome == "error", step
+        assert step.type in {"EngineDeadError", "SyncTimeoutError", "SyncError"}
+        assert engine.address in step.text
+        assert step.seconds < SECONDS
+    assert len(steps_named(outcomes, "slow")) == 2
+    for step in steps_named(outcomes, "after"):
+        assert step.outcome == "error", "a dead engine cannot have taken the next sync"
+        assert step.seconds < SECONDS
+
+
+@pytest.mark.parametrize(("victim", "placement"), [(1, "replicated"), (1, "partitioned"), (0, "replicated")])
+def test_a_killed_trainer_rank(
+    ranks: RankMaker, engine: FrontProcess, outcomes_of: Callable[..., object], victim: int, placement: str
+) -> None:
+    with ranks("slow_sync", 3, [engine.address], placement) as group:
+        group.wait_for_output(0, "MOVED A BUCKET", 60)
+        process = group.process_id(victim)
+        group.kill(victim)
+        outcomes = group.wait(60)
+    steps = steps_named(outcomes, "slow")
+    assert {step.rank for step in steps} == {0, 1, 2} - {victim}
+    for step in steps:
+        assert step.outcome == "error", step
+        assert f"ank {victim} (process {process}" in step.text, step.text
+        assert step.seconds < SECONDS
+    # The engine outlives it: its worker has ended its part too, and a new lane syncs.
+    outcomes_of("no_op_and_many", 1, [engine.address])
