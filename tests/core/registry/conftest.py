@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -20,6 +19,10 @@ from weightlane.hookspecs import hookimpl
 from weightlane.probes import always_viable
 from weightlane.registry import Registry
 from weightlane.types import BackendDescriptor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 HEAD = """
 from packaging.specifiers import SpecifierSet
@@ -37,7 +40,12 @@ class FakeSite:
     environ: dict[str, str] = field(default_factory=dict)
 
     def install(
-        self, distribution: str, entries: Mapping[str, str], *, version: str = "1.0", modules: Mapping[str, str]
+        self,
+        distribution: str,
+        entries: Mapping[str, str],
+        *,
+        version: str = "1.0",
+        modules: Mapping[str, str],
     ) -> None:
         info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
@@ -58,7 +66,12 @@ class FakeSite:
         self.install(distribution, {}, version=version, modules={})
 
     def source(
-        self, *, engine: str = "acme", api: str = "CORE_API_VERSION", probe: str = "always_viable", more: str = ""
+        self,
+        *,
+        engine: str = "acme",
+        api: str = "CORE_API_VERSION",
+        probe: str = "always_viable",
+        more: str = "",
     ) -> str:
         """The text of a plugin module with one backend, serving versions 1.*; `more` is added to it."""
         return f"""{HEAD}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ from weightlane.registry import Registry
 from weightlane.types import BackendDescriptor
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import FakeSite
 
 MakePlugin = Callable[..., ModuleType]
@@ -64,7 +65,9 @@ def test_only_plugins_of_the_engine_are_asked(
 ) -> None:
     other = make_backend(name="other", engine="other")
     registry.register(make_plugin(other, weightlane_collect_facts=giving("worker", "9")), name="other")
-    registry.register(make_plugin(make_backend(), weightlane_collect_facts=giving("server", "1")), name="acme")
+    registry.register(
+        make_plugin(make_backend(), weightlane_collect_facts=giving("server", "1")), name="acme"
+    )
     assert registry.collect_facts("acme").version == "1"
 
 
@@ -99,7 +102,7 @@ def test_where_nobody_answers_the_failure_is_raised(
 ) -> None:
     bad = make_plugin(make_backend(), weightlane_collect_facts=failing(OSError("no route")))
     registry.register(bad, name="bad", distribution="bad-lane")
-    with pytest.raises(HookError, match="bad-lane.*no route"):
+    with pytest.raises(HookError, match=r"bad-lane.*no route"):
         registry.collect_facts("acme")
 
 

@@ -104,7 +104,7 @@ def test_a_warning_is_shown_once(site: FakeSite) -> None:
 def test_strict_mode_raises_what_would_be_a_warning(site: FakeSite, value: str) -> None:
     site.plugin("broken-lane", "raise ImportError('no libacme.so')")
     site.environ["WEIGHTLANE_STRICT_PLUGINS"] = value
-    with pytest.raises(PluginError, match="broken-lane.*no libacme.so.*WEIGHTLANE_STRICT_PLUGINS") as caught:
+    with pytest.raises(PluginError, match=r"broken-lane.*no libacme.so.*WEIGHTLANE_STRICT_PLUGINS") as caught:
         site.load()
     assert isinstance(caught.value.__cause__, ImportError)
 
@@ -179,11 +179,20 @@ def test_a_newer_plugin_with_hooks_of_its_time_is_incompatible_not_broken(site: 
 @pytest.mark.parametrize(
     ("more", "error"),
     [
-        ("@hookimpl\ndef weightlane_map_name(context): ...", "weightlane_map_name,.* mean weightlane_map_names"),
+        (
+            "@hookimpl\ndef weightlane_map_name(context): ...",
+            "weightlane_map_name,.* mean weightlane_map_names",
+        ),
         ("@hookimpl\ndef open_the_door(context): ...", "open_the_door, which is no hook"),
         ("def weightlane_map_names(context): ...", "weightlane_map_names is not marked with @hookimpl"),
-        ("@hookimpl\ndef weightlane_map_names(context=None): ...", "context of weightlane_map_names .* a default"),
-        ("@hookimpl\ndef weightlane_map_names(*, context): ...", "context of weightlane_map_names is keyword"),
+        (
+            "@hookimpl\ndef weightlane_map_names(context=None): ...",
+            "context of weightlane_map_names .* a default",
+        ),
+        (
+            "@hookimpl\ndef weightlane_map_names(*, context): ...",
+            "context of weightlane_map_names is keyword",
+        ),
         ("@hookimpl\ndef weightlane_map_names(contxt): ...", "contxt"),
     ],
 )

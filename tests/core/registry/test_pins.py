@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from weightlane.errors import PinError
 from weightlane.facts import EngineFacts
 from weightlane.pins import assume_variable, engine_key, find_pins, parse_pin, with_assumed_version
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,9 @@ def test_pins_come_from_the_environment_before_the_project(tmp_path: Path) -> No
     assert "pyproject.toml" in pins["MY_ENGINE"].origin
 
 
-@pytest.mark.parametrize("text", ["", "[tool.other]\nx = 1\n", "[tool.weightlane]\nx = 1\n", "weightlane_is = 1"])
+@pytest.mark.parametrize(
+    "text", ["", "[tool.other]\nx = 1\n", "[tool.weightlane]\nx = 1\n", "weightlane_is = 1"]
+)
 def test_a_project_without_pins_has_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
     assert find_pins({}, tmp_path) == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,8 @@ from weightlane.selection import choose, select
 from weightlane.types import BackendDescriptor
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import FakeSite
 
 MakePlugin = Callable[..., ModuleType]
@@ -241,14 +242,22 @@ def test_the_role_is_part_of_the_question(bench: Bench) -> None:
 
 def test_an_unknown_engine_names_near_ones_and_what_to_install(bench: Bench) -> None:
     bench.plugin("acme-lane")
-    with pytest.raises(SelectionError, match="Registered rollout engines: acme.*Near: vllm.*pip install") as caught:
-        select(bench.registry(), "rollout", "vlllm", EngineFacts(engine="vlllm", version="", source="assumed"))
+    with pytest.raises(
+        SelectionError, match=r"Registered rollout engines: acme.*Near: vllm.*pip install"
+    ) as caught:
+        select(
+            bench.registry(), "rollout", "vlllm", EngineFacts(engine="vlllm", version="", source="assumed")
+        )
     assert "weightlane-vllm" in caught.value.fix
 
 
 def test_an_engine_without_its_plugin_names_the_command_that_installs_it(bench: Bench) -> None:
-    with pytest.raises(SelectionError, match="No rollout backend fits sglang.*pip install 'weightlane-sglang'"):
-        select(bench.registry(), "rollout", "sglang", EngineFacts(engine="sglang", version="", source="assumed"))
+    with pytest.raises(
+        SelectionError, match=r"No rollout backend fits sglang.*pip install 'weightlane-sglang'"
+    ):
+        select(
+            bench.registry(), "rollout", "sglang", EngineFacts(engine="sglang", version="", source="assumed")
+        )
 
 
 def test_every_candidate_is_listed_with_its_reason(bench: Bench) -> None:
@@ -257,7 +266,11 @@ def test_every_candidate_is_listed_with_its_reason(bench: Bench) -> None:
     bench.plugin("three-lane", {"api_version": (9, 0)}, version="3.3")
     with pytest.raises(SelectionError) as caught:
         bench.select("1.5")
-    for word in ("one-lane 1.0: its probe says", "two-lane 1.0: it serves acme <1", "three-lane 3.3: acme was written"):
+    for word in (
+        "one-lane 1.0: its probe says",
+        "two-lane 1.0: it serves acme <1",
+        "three-lane 3.3: acme was written",
+    ):
         assert word in str(caught.value)
 
 
@@ -326,7 +339,7 @@ def test_a_pin_that_cannot_be_met_is_an_error_although_another_backend_fits(
 @pytest.mark.filterwarnings("ignore::weightlane.notices.PluginWarning")
 def test_choosing_an_engine_whose_plugin_is_broken_raises_its_own_cause(site: FakeSite) -> None:
     site.plugin("acme-lane", "raise ImportError('no libacme.so')", entry="acme")
-    with pytest.raises(PluginError, match="acme of acme-lane 1.0 is broken: .*no libacme.so") as caught:
+    with pytest.raises(PluginError, match=r"acme of acme-lane 1.0 is broken: .*no libacme.so") as caught:
         select(site.load(), "rollout", "acme", facts("1.5"))
     assert isinstance(caught.value.__cause__, ImportError)
 
@@ -335,7 +348,7 @@ def test_choosing_an_engine_whose_plugin_is_broken_raises_its_own_cause(site: Fa
 def test_pinning_a_broken_plugin_raises_its_own_cause(site: FakeSite) -> None:
     site.plugin("bad-lane", "raise ImportError('no libacme.so')")
     site.plugin("good-lane", site.source())
-    with pytest.raises(PluginError, match="no libacme.so") as caught:
+    with pytest.raises(PluginError, match=r"no libacme.so") as caught:
         select(site.load(), "rollout", "acme", facts("1.5"), pin="bad-lane")
     assert isinstance(caught.value.__cause__, ImportError)
 
@@ -353,7 +366,7 @@ def test_pinning_a_disabled_plugin_is_an_error_that_says_so(site: FakeSite) -> N
     site.plugin("off-lane", site.source())
     site.plugin("on-lane", site.source())
     site.environ["WEIGHTLANE_DISABLE_PLUGINS"] = "off-lane"
-    with pytest.raises(PinError, match="off-lane 1.0 is disabled: WEIGHTLANE_DISABLE_PLUGINS"):
+    with pytest.raises(PinError, match=r"off-lane 1.0 is disabled: WEIGHTLANE_DISABLE_PLUGINS"):
         select(site.load(), "rollout", "acme", facts("1.5"), pin="off-lane")
 
 
@@ -361,7 +374,7 @@ def test_pinning_a_disabled_plugin_is_an_error_that_says_so(site: FakeSite) -> N
 def test_pinning_an_incompatible_plugin_is_an_error_that_says_so(site: FakeSite) -> None:
     site.plugin("new-lane", site.source(api="(9, 0)"))
     site.plugin("on-lane", site.source())
-    with pytest.raises(PinError, match="new-lane 1.0 is incompatible: .*contract 9.0"):
+    with pytest.raises(PinError, match=r"new-lane 1.0 is incompatible: .*contract 9.0"):
         select(site.load(), "rollout", "acme", facts("1.5"), pin="new-lane")
 
 
@@ -370,7 +383,7 @@ def test_an_engine_in_conflict_is_an_error_until_an_argument_pins_one(site: Fake
     for name in ("one-lane", "two-lane"):
         site.plugin(name, site.source(), entry="acme")
     registry = site.load()
-    with pytest.raises(PluginError, match="one-lane 1.0, two-lane 1.0"):
+    with pytest.raises(PluginError, match=r"one-lane 1.0, two-lane 1.0"):
         select(registry, "rollout", "acme", facts("1.5"))
     assert select(registry, "rollout", "acme", facts("1.5"), pin="two-lane").distribution == "two-lane"
     assert site.status(registry, "one-lane").state == "conflict"
