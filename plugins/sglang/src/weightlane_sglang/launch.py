@@ -104,7 +104,7 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
 
 @contextmanager
 def launched_server(
-    settings: ServerSettings, *, log: Path | None = None, ready_within_seconds: float = 240.0
+    settings: ServerSettings, *, log: Path | None = None, ready_within_seconds: float = 600.0
 ) -> Iterator[RunningServer]:
     """A server on a free loopback port, ready when the block starts, gone with every child when it ends.
 

@@ -1,0 +1,113 @@
+"""Starting and ending a server: a fake interpreter stands in for SGLang's environment."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weightlane.errors import EngineDeadError, EngineError
+from weightlane_sglang.launch import ServerSettings, launched_server, server_arguments, server_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FAKE_SERVER = """
+import http.server, os, subprocess, sys
+assert "PYTHONPATH" not in os.environ
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.send_header("Content-Length", "2"); self.end_headers()
+        self.wfile.write(b"{}")
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+FAILING_SERVER = "import sys; print('no kernel image for this machine'); sys.exit(3)"
+HANGING_SERVER = "import time; print('loading weights', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def fake_python(tmp_path: Path) -> Callable[[str], Path]:
+    def make(source: str) -> Path:
+        script = tmp_path / "server.py"
+        script.write_text(source)
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
+        python.chmod(0o700)
+        return python
+
+    return make
+
+
+def alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_server_and_its_children_end_with_the_block(
+    fake_python: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    log = tmp_path / "server.log"
+    with launched_server(
+        ServerSettings(fake_python(FAKE_SERVER), tmp_path), log=log, ready_within_seconds=30
+    ) as server:
+        child = int(log.read_text().split("child ")[1].split()[0])
+        assert alive(server.process_id)
+        assert alive(child)
+        assert server.url.startswith("http://127.0.0.1:")
+        assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    deadline = time.monotonic() + 5
+    while alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(child)
+    assert not alive(server.process_id)
+
+
+def test_a_server_that_fails_to_start_shows_the_end_of_its_log(fake_python: Any, tmp_path: Path) -> None:
+    settings = ServerSettings(fake_python(FAILING_SERVER), tmp_path)
+    with (
+        pytest.raises(EngineDeadError, match=r"status 3(.|\n)*no kernel image"),
+        launched_server(settings, log=tmp_path / "log", ready_within_seconds=30),
+    ):
+        pytest.fail("it is not running")
+
+
+def test_a_server_that_is_never_ready_is_given_up_in_time(fake_python: Any, tmp_path: Path) -> None:
+    settings = ServerSettings(fake_python(HANGING_SERVER), tmp_path)
+    started = time.monotonic()
+    with (
+        pytest.raises(EngineError, match=r"not ready within 2 s(.|\n)*loading weights"),
+        launched_server(settings, log=tmp_path / "log", ready_within_seconds=2),
+    ):
+        pytest.fail("it is not running")
+    assert time.monotonic() - started < 20
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
+    settings = ServerSettings(tmp_path / "no/python", tmp_path)
+    with pytest.raises(EngineError, match="no/python"), launched_server(settings):
+        pytest.fail("it is not running")
+
+
+def test_cpu_ranks_get_cores_of_their_own() -> None:
+    environment = server_environment(tensor_parallel=2, device="cpu")
+    shares = environment["SGLANG_CPU_OMP_THREADS_BIND"].split("|")
+    assert len(shares) == 2
+    assert len(set(shares)) == (2 if (os.cpu_count() or 1) > 1 else 1)
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in server_environment(tensor_parallel=1, device="cpu")
+
+
+def test_a_gpu_server_keeps_sglang_s_own_defaults() -> None:
+    assert server_arguments("/m", tensor_parallel=4, device="gpu") == ("--model-path", "/m", "--tp", "4")
+    assert "SGLANG_USE_CPU_ENGINE" not in server_environment(tensor_parallel=4, device="gpu")

@@ -1,0 +1,73 @@
+"""The era's probe, both answers, on facts alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weightlane.facts import no_facts
+from weightlane.probes import NotViable, Viable
+from weightlane_sglang.probes import probe_updates_without_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightlane.facts import EngineFacts
+
+
+def test_a_server_of_this_era_is_taken_with_its_evidence(facts_of: Callable[..., EngineFacts]) -> None:
+    verdict = probe_updates_without_session(facts_of())
+    assert isinstance(verdict, Viable)
+    assert any("serialized_named_tensors" in line for line in verdict.evidence)
+
+
+def test_a_server_with_update_sessions_is_refused_by_the_route_s_name(
+    facts_of: Callable[..., EngineFacts],
+) -> None:
+    routes = (*facts_of().routes, "/begin_weight_update", "/end_weight_update")
+    verdict = probe_updates_without_session(facts_of(routes=routes))
+    assert isinstance(verdict, NotViable)
+    assert "/begin_weight_update" in verdict.reason
+    assert "0.5.21" in verdict.reason
+
+
+def test_the_selector_field_alone_also_tells_of_update_sessions(facts_of: Callable[..., EngineFacts]) -> None:
+    fields = dict(facts_of().request_fields)
+    fields["UpdateWeightsFromTensorReqInput"] += ("selector",)
+    verdict = probe_updates_without_session(facts_of(request_fields=fields))
+    assert isinstance(verdict, NotViable)
+    assert "selector" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("request_name", "field"),
+    [
+        ("UpdateWeightsFromTensorReqInput", "serialized_named_tensors"),
+        ("UpdateWeightsFromTensorReqInput", "flush_cache"),
+        ("PauseGenerationReqInput", "mode"),
+        ("UpdateWeightVersionReqInput", "abort_all_requests"),
+        ("/flush_cache", "timeout"),
+    ],
+)
+def test_a_missing_field_is_named_beside_those_found(
+    facts_of: Callable[..., EngineFacts], request_name: str, field: str
+) -> None:
+    fields = dict(facts_of().request_fields)
+    fields[request_name] = (*tuple(name for name in fields[request_name] if name != field), "other")
+    verdict = probe_updates_without_session(facts_of(request_fields=fields))
+    assert isinstance(verdict, NotViable)
+    assert request_name in verdict.reason
+    assert field in verdict.reason
+    assert "other" in verdict.reason
+
+
+def test_a_missing_route_is_named(facts_of: Callable[..., EngineFacts]) -> None:
+    routes = tuple(route for route in facts_of().routes if route != "/pause_generation")
+    verdict = probe_updates_without_session(facts_of(routes=routes))
+    assert isinstance(verdict, NotViable)
+    assert "/pause_generation" in verdict.reason
+
+
+def test_no_facts_are_no_evidence() -> None:
+    assert isinstance(probe_updates_without_session(no_facts("sglang")), NotViable)

@@ -1,0 +1,141 @@
+"""The program of one sync, and the servers for which there is none."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weightlane.contexts import BuildRequestsContext, MapNamesContext
+from weightlane.errors import PlanError
+from weightlane.facts import ParallelSizes
+from weightlane.manifest import Manifest, TensorSpec
+from weightlane.program import with_lifecycle
+from weightlane.receiver import ExpectedTensor, WorkerDescription
+from weightlane.types import Capability, Phase, TransportName
+from weightlane_sglang import plugin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightlane.facts import EngineFacts
+    from weightlane.program import Program
+
+DESCRIPTOR = plugin.weightlane_register_backends()[0]
+
+
+def context(facts: EngineFacts, phase: Phase = Phase.FULL) -> BuildRequestsContext:
+    return BuildRequestsContext(DESCRIPTOR, facts, phase, TransportName.INLINE, (), (), (), "counts")
+
+
+def program(facts: EngineFacts) -> Program:
+    built = plugin.weightlane_build_requests(context(facts))
+    return with_lifecycle(built, plugin.weightlane_plan_lifecycle(context(facts)))
+
+
+def test_every_field_sent_is_one_the_server_lists(facts_of: Callable[..., EngineFacts]) -> None:
+    facts = facts_of()
+    made = program(facts)
+    request_of = {
+        "/pause_generation": "PauseGenerationReqInput",
+        "/update_weight_version": "UpdateWeightVersionReqInput",
+    }
+    for call in (*made.pause, *made.settle, *made.publish, *made.resume):
+        sent = set(json.loads(call.body)) | ({call.version_field} - {""})
+        assert sent <= set(facts.request_fields.get(request_of.get(call.route, ""), ()))
+    sent = set(json.loads(made.move.body)) | {made.move.payload_field}
+    assert sent <= set(facts.request_fields["UpdateWeightsFromTensorReqInput"])
+
+
+@pytest.mark.parametrize(
+    ("request_name", "field"),
+    [
+        ("UpdateWeightsFromTensorReqInput", "abort_all_requests"),
+        ("UpdateWeightsFromTensorReqInput", "serialized_named_tensors"),
+        ("PauseGenerationReqInput", "mode"),
+        ("UpdateWeightVersionReqInput", "new_version"),
+        ("/flush_cache", "timeout"),
+    ],
+)
+def test_a_field_the_server_does_not_list_is_a_plan_error(
+    facts_of: Callable[..., EngineFacts], request_name: str, field: str
+) -> None:
+    fields = dict(facts_of().request_fields)
+    fields[request_name] = tuple(name for name in fields[request_name] if name != field)
+    with pytest.raises(PlanError, match=field):
+        program(facts_of(request_fields=fields))
+
+
+def test_one_payload_per_rank_and_no_flush_inside_an_update(facts_of: Callable[..., EngineFacts]) -> None:
+    made = program(facts_of(parallel=ParallelSizes(tensor=4)))
+    assert made.move.copies == 4
+    assert json.loads(made.move.body)["flush_cache"] is False
+    assert json.loads(made.move.last_body)["flush_cache"] is False
+    assert [call.route for call in made.settle] == ["/flush_cache?timeout=30"]
+
+
+def test_requests_waiting_at_the_server_are_not_aborted_by_publishing(
+    facts_of: Callable[..., EngineFacts],
+) -> None:
+    (publish,) = program(facts_of()).publish
+    assert json.loads(publish.body) == {"abort_all_requests": False}
+    assert publish.version_field == "new_version"
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject"),
+    [
+        ({"parallel": ParallelSizes(tensor=1, data=2)}, "dp_size"),
+        ({"parallel": ParallelSizes(tensor=1, pipeline=2)}, "pp_size"),
+        ({"quantization": "fp8"}, "quantization"),
+        ({"launch_arguments": {"speculative_algorithm": "EAGLE"}}, "speculative_algorithm"),
+        ({"launch_arguments": {"weight_cache_mode": "shared"}}, "weight_cache_mode"),
+    ],
+)
+def test_a_server_whose_weights_cannot_be_written_by_name_is_refused(
+    facts_of: Callable[..., EngineFacts], changes: dict[str, Any], subject: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        program(facts_of(**changes))
+    assert [problem.subject for problem in caught.value.problems] == [subject]
+
+
+def test_all_refusals_come_at_once(facts_of: Callable[..., EngineFacts]) -> None:
+    with pytest.raises(PlanError) as caught:
+        plugin.weightlane_build_requests(
+            context(facts_of(quantization="fp8", parallel=ParallelSizes(data=2)), phase=Phase.ADAPTER)
+        )
+    assert {problem.subject for problem in caught.value.problems} == {"adapter", "dp_size", "quantization"}
+
+
+def test_names_go_as_they_are_ties_are_dropped_and_strangers_marked(
+    facts_of: Callable[..., EngineFacts],
+) -> None:
+    worker = WorkerDescription(
+        0, 1, "h", 0, "i",
+        expected=(
+            ExpectedTensor("embed", (4, 2), "bfloat16"),
+            ExpectedTensor("head", (4, 2), "bfloat16", tied_to="embed"),
+            ExpectedTensor("count", (1,), "bfloat16"),
+        ),
+    )  # fmt: skip
+    names = ("embed", "head", "count", "stranger")
+    dtypes = ("float32", "float32", "int64", "float32")
+    manifest = Manifest(
+        Phase.FULL, 1, tuple(TensorSpec(name, (1,), dtype) for name, dtype in zip(names, dtypes, strict=True))
+    )
+    entries = plugin.weightlane_map_names(MapNamesContext(DESCRIPTOR, facts_of(), manifest, worker))
+    assert [entry.wire for entry in entries] == list(names)
+    assert [entry.dtype for entry in entries] == ["bfloat16", "float32", "int64", "float32"]
+    assert "embed" in entries[1].dropped
+    assert [entry.rule == "unknown" for entry in entries] == [False, False, False, True]
+    assert not any(entry.targets for entry in entries)
+
+
+def test_the_descriptor_promises_what_requests_alone_can_do() -> None:
+    assert Capability.WORKER_AGENT not in DESCRIPTOR.capabilities
+    assert {Capability.RECEIVE_FULL, Capability.NATIVE_REQUESTS} <= DESCRIPTOR.capabilities
+    assert DESCRIPTOR.versions.contains("0.5.18")
+    assert not DESCRIPTOR.versions.contains("0.5.21")
+    assert not DESCRIPTOR.versions.contains("0.5.16")
