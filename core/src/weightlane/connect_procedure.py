@@ -127,7 +127,7 @@ class ConnectProcedure:
         )
         return selected, export
 
-    # -- plan: made by the controller, agreed by all -----------------------------------------------------------------------
+    # -- plan: made by the controller, agreed by all ----------------------------------------------------
 
     def _agree_on_plan(self, selected: Selected | None) -> LanePlan:
         if self._is_controller:
@@ -165,7 +165,7 @@ class ConnectProcedure:
                 joined.append(self._channel.get(key, Joined, seconds=self._bounds.connect, awaited=everyone))
             except WeightlaneError as error:
                 failures.append(error)
-        if len(failures) == 1:
+        if failures and len({error.reason for error in failures}) == 1:
             raise failures[0]
         if failures:
             problems = [Problem("export", f"failure {n}", str(error)) for n, error in enumerate(failures, 1)]

@@ -16,13 +16,25 @@ if TYPE_CHECKING:
 
 
 class WeightlaneError(Exception):
-    """Base of all typed errors. `what`, `why` and `fix` are kept apart so tools can show them apart."""
+    """Base of all typed errors. `what`, `why` and `fix` are kept apart so tools can show them apart.
+
+    `origin` and `remote_traceback` are set on an error that came from another process.
+    """
 
     def __init__(self, what: str, why: str = "", fix: str = "") -> None:
         self.what = what
         self.why = why
         self.fix = fix
+        self.origin = ""
+        self.remote_traceback = ""
         super().__init__(" ".join(part for part in (what, why, fix) if part))
+
+
+    @property
+    def reason(self) -> tuple[str, str, str]:
+        """Type, what and why without the process that raised it: equal when ranks failed alike."""
+        suffix = f" (from {self.origin})"
+        return type(self).__name__, self.what.removesuffix(suffix) if self.origin else self.what, self.why
 
 
 class PluginError(WeightlaneError):

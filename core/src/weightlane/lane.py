@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from typing_extensions import Self
-
 from weightlane.connecting import connect, rollout, trainer
 from weightlane.control import CONTROLLER
 from weightlane.errors import SyncError
@@ -25,6 +23,8 @@ from weightlane.verify import verify_ranks, verify_replica
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
+
+    from typing_extensions import Self
 
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
@@ -247,7 +247,8 @@ class Lane:
             self._channel.abort(_abort_name(sync), error)
             self._mover.abort(f"rank {self._rank} was interrupted")
             return error
-        cause = diagnosed(error, sync, self._rank, self._bounds.lost_after + 2.0, self._checker(sync))
+        patience = self._bounds.lost_after + 2.0 if self._plan.manifest.collective else 0.0
+        cause = diagnosed(error, sync, self._rank, patience, self._checker(sync))
         self._channel.abort(_abort_name(sync), cause)
         first = first_cause(self._channel, _abort_name(sync), cause)
         self._mover.abort(str(first))

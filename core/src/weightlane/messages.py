@@ -263,7 +263,7 @@ def decode(data: bytes | bytearray | memoryview, expected: type[_T] | object, *,
     """
     try:
         return msgspec.msgpack.decode(data, type=expected)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
         raise errors.ProtocolError(
             f"A message of {len(data)} bytes from {sender} could not be read: {error}.",
             "It is truncated, or comes from another weightlane version or a stranger.",
@@ -276,10 +276,19 @@ def failure_of(error: BaseException, *, origin: str) -> Failure:
     if isinstance(error, errors.PlanError):
         return Failure(
             error_type="PlanError",
-            what=error.what,
+            what=_encodable(error.what),
             origin=origin,
-            lane=error.lane,
-            problems=tuple((p.kind, p.subject, p.what, p.fix, p.near) for p in error.problems),
+            lane=_encodable(error.lane),
+            problems=tuple(
+                (
+                    p.kind,
+                    _encodable(p.subject),
+                    _encodable(p.what),
+                    _encodable(p.fix),
+                    tuple(map(_encodable, p.near)),
+                )
+                for p in error.problems
+            ),
         )
     if isinstance(error, errors.WeightlaneError):
         return Failure(
@@ -288,7 +297,7 @@ def failure_of(error: BaseException, *, origin: str) -> Failure:
             why=_encodable(error.why),
             fix=_encodable(error.fix),
             origin=origin,
-            traceback=getattr(error, "remote_traceback", ""),
+            traceback=error.remote_traceback,
         )
     return Failure(
         error_type=type(error).__name__,
@@ -315,5 +324,6 @@ def error_of(failure: Failure) -> errors.WeightlaneError:
         )
     else:
         error = errors.EngineError(failure.what + origin, failure.why, failure.fix)
-    error.remote_traceback = failure.traceback  # type: ignore[attr-defined]
+    error.origin = failure.origin
+    error.remote_traceback = failure.traceback
     return error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightlane.errors import ControlLostError, PlanError, SyncError, WeightlaneError
+from weightlane.errors import ControlLostError, HookError, PlanError, SyncError, WeightlaneError
 from weightlane.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
 
 def diagnosed(error: Exception, sync: int, rank: int, seconds: float, check: Callable[[], None]) -> Exception:
-    """The error itself where it is typed; otherwise the loss behind it, where one shows within `seconds`.
+    """The error itself where it tells enough; otherwise the loss behind it, where one shows within `seconds`.
 
     A collective broken by a dead rank raises at once and names a socket; who died is known on the control
     channel a few seconds later. `check` raises when somebody is found lost or another cause was told.
     """
-    if isinstance(error, WeightlaneError):
+    if isinstance(error, WeightlaneError) and not isinstance(error, HookError):
         return error
     try:
         wait_until(lambda: False, seconds=seconds, check=check)
     except WeightlaneError as found:
         return found
+    if isinstance(error, HookError):
+        return error
     return SyncError(
         f"Rank {rank} failed in sync {sync}: {type(error).__name__}: {error}.",
         "The trainer's export, a collective, or a transport raised.",
@@ -52,7 +54,9 @@ def with_consequence(error: Exception, sync: int, version: int, *, began: bool) 
         if began
         else "no receiver was touched"
     )
-    told = f"Sync {sync} (version {version}) failed and was not published; {state}."
+    # Before all ranks agreed to start there is no one version: each knows only what it asked for.
+    name = f"Sync {sync} (version {version})" if began else f"Sync {sync}"
+    told = f"{name} failed and was not published; {state}."
     if told in error.why:
         return error
     return type(error)(error.what, f"{error.why} {told}".strip(), error.fix)
