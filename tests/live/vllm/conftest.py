@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightlane.messages import Generation
 
 PROBE_PROMPTS = ((1, 2, 3, 4, 5), (400, 7, 99))
-START_SECONDS = 300.0
+START_SECONDS = 600.0
 
 _numbers = itertools.count()
 
@@ -79,7 +79,7 @@ def start_front(
     return start
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+@pytest.fixture(scope="session", params=[1, 2], ids=["tp1", "tp2"])
 def tiny_front(
     request: pytest.FixtureRequest,
     start_front: Callable[[Path, int], AbstractContextManager[FrontProcess]],

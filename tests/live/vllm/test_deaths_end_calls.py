@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightlane.front.process import FrontProcess
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 ENDS_WITHIN = 30.0
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from weightlane.front.process import FrontProcess
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 
 def test_facts_come_from_the_worker_and_pass_the_probe(tiny_front: FrontProcess) -> None:

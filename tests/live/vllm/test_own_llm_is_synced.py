@@ -11,7 +11,7 @@ import pytest
 
 from weightlane_vllm.launch import FrontStart, front_environment
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 PROGRAM = Path(__file__).parent / "programs/sync_own_llm.py"
 

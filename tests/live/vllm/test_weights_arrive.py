@@ -8,6 +8,8 @@ import pytest
 
 import weightlane as wl
 from weightlane.front.client import FrontEndpoint
+from weightlane.program import Lifecycle
+from weightlane_vllm import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from weightlane.front.process import FrontProcess
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 PROMPTS = ((1, 2, 3, 4, 5), (400, 7, 99), (17, 250, 33, 8, 120, 64, 3))
 TOKENS = 12
@@ -46,20 +48,28 @@ def test_three_syncs_each_move_and_match_the_trainer(
             assert {generation.weight_version for generation in generations} == {version}
 
 
-def test_a_cached_prefix_of_the_old_weights_is_not_used(
-    tiny_front: FrontProcess, tiny_folder: Path, trainer_of: type
+@pytest.mark.parametrize("flush", [True, False], ids=["flushed", "control: not flushed"])
+def test_a_cached_prefix_of_the_old_weights_is_used_only_without_the_flush(
+    tiny_front: FrontProcess,
+    tiny_folder: Path,
+    trainer_of: type,
+    monkeypatch: pytest.MonkeyPatch,
+    flush: bool,
 ) -> None:
+    if not flush:
+        monkeypatch.setattr(requests, "plan_lifecycle", lambda facts: Lifecycle())
     trainer = trainer_of(tiny_folder)
     endpoint = FrontEndpoint(tiny_front.address, 120.0)
-    long_prompt = (tuple(range(3, 203)),)  # more than one block of the cache
+    prompt = (tuple(range(3, 203)),)  # more than one block of the cache
     with wl.connect(
         trainer=wl.trainer("torch", model=trainer.model),
         rollout=[wl.rollout("vllm", url=tiny_front.address)],
     ) as lane:
-        endpoint.generate(long_prompt, max_tokens=4)
+        endpoint.generate(prompt, max_tokens=4)
         assert trainer.change(seed=9) >= MOVED
         lane.sync(version=1)
-        assert trainer.truth(long_prompt, 4).distance(endpoint.generate(long_prompt, max_tokens=4)) <= AGREES
+        distance = trainer.truth(prompt, 4).distance(endpoint.generate(prompt, max_tokens=4))
+        assert (distance <= AGREES) is flush
 
 
 @pytest.mark.parametrize(
