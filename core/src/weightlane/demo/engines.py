@@ -1,0 +1,142 @@
+"""Starts the rollout engine that a demo is to use, in the environment that holds it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weightlane.errors import EngineError
+from weightlane.front.process import last_lines, start_front_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+_START_SECONDS = 300.0
+_LOOK_SECONDS = 60.0
+_LOOK = "import sys; from importlib.metadata import version; [version(name) for name in sys.argv[1:]]"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningEngine:
+    """An engine that answers at `url`. `log` is None for one that somebody else started."""
+
+    url: str
+    log: Path | None = None
+
+    def last_words(self) -> str:
+        """The end of its log, or "" where there is none."""
+        return last_lines(self.log, 12) if self.log else ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStart:
+    """What to start and where: `python` is the interpreter of the engine's environment, `folder` a private
+    one for socket and log."""
+
+    engine: str
+    model: Path
+    python: Path
+    folder: Path
+
+
+def start_engine(start: EngineStart) -> AbstractContextManager[RunningEngine]:
+    """The engine, from the moment it answers until the block ends.
+
+    Raises:
+        EngineError: the demo has no recipe for this engine, its interpreter does not exist or lacks a
+            distribution, or it did not come up; shows the end of its log.
+    """
+    recipe = RECIPES.get(start.engine)
+    if recipe is None:
+        raise EngineError(
+            f"The demo cannot start {start.engine}.",
+            f"It has recipes for {', '.join(sorted(RECIPES))}.",
+            "Start the engine yourself, and give its --url and --model.",
+        )
+    return recipe(start)
+
+
+def own_python() -> Path:
+    """The interpreter of this process, not resolved: a venv's interpreter is a link."""
+    return Path(sys.executable)
+
+
+@contextmanager
+def _start_reference(start: EngineStart) -> Iterator[RunningEngine]:
+    _require_distributions(start, "weightlane", "transformers", fix='"weightlane[reference]"')
+    address, log = f"unix:{start.folder}/engine.sock", start.folder / "engine.log"
+    command = [str(start.python), "-m", "weightlane.reference.server", "--model", str(start.model)]
+    command += ["--address", address, "--threads", "1"]
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with start_front_process(
+        command, address, log=log, ready_timeout_seconds=_START_SECONDS, environment=environment
+    ):
+        yield RunningEngine(address, log)
+
+
+@contextmanager
+def _start_vllm(start: EngineStart) -> Iterator[RunningEngine]:
+    # Imported here: the plugins stand on this distribution, which runs without them.
+    from weightlane_vllm.launch import FrontStart, front_command, front_environment
+
+    _require_distributions(start, "weightlane-vllm", fix="weightlane-vllm")
+    address, log = f"unix:{start.folder}/engine.sock", start.folder / "engine.log"
+    front = FrontStart(model=str(start.model), address=address)
+    with start_front_process(
+        front_command(front, python=str(start.python)),
+        address,
+        log=log,
+        ready_timeout_seconds=_START_SECONDS,
+        environment=front_environment(front),
+    ):
+        yield RunningEngine(address, log)
+
+
+@contextmanager
+def _start_sglang(start: EngineStart) -> Iterator[RunningEngine]:
+    from weightlane_sglang.launch import ServerSettings, launched_server
+
+    _require_distributions(start, "sglang", fix="sglang")
+    settings = ServerSettings(python=start.python, model=start.model)
+    log = start.folder / "engine.log"
+    with launched_server(settings, log=log, ready_within_seconds=_START_SECONDS) as server:
+        yield RunningEngine(server.url, log)
+
+
+RECIPES: dict[str, Callable[[EngineStart], AbstractContextManager[RunningEngine]]] = {
+    "reference": _start_reference,
+    "vllm": _start_vllm,
+    "sglang": _start_sglang,
+}
+"""Engines that the demo can start by itself; any other that a plugin registers is reached by its URL."""
+
+
+def _require_distributions(start: EngineStart, *names: str, fix: str) -> None:
+    """Looks for distributions in the engine's environment, by metadata, before a slow start fails there."""
+    try:
+        found = subprocess.run(
+            [str(start.python), "-c", _LOOK, *names],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LOOK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(
+            f"The interpreter {start.python} does not run: {error}.",
+            f"{start.engine} is to be started with it.",
+            "Give --rollout-python the interpreter of the environment that holds the engine.",
+        ) from error
+    if found.returncode != 0:
+        last = (found.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise EngineError(
+            f"The environment of {start.python} cannot run {start.engine}: {last}.",
+            f"It needs {' and '.join(names)}.",
+            f"Run {start.python} -m pip install {fix}, or give --rollout-python another environment.",
+        )

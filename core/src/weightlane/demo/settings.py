@@ -1,0 +1,73 @@
+"""What one run of the demo is asked to do, and the limits it is judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RANKS = 2
+"""Trainer ranks of a demo: the fewest that have something to agree on."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """The options of `weightlane demo`.
+
+    `model` is a checkpoint folder, or None for a tiny random model. `rollout_python` is the interpreter of
+    the environment that holds the engine, None for this one. `url` is that of an engine which runs already,
+    "" where the demo starts its own. `sync_each_step` False stops syncing after the first step.
+    """
+
+    trainer: str
+    rollout: str
+    mode: str
+    model: Path | None
+    rollout_python: Path | None
+    url: str
+    steps: int
+    sync_each_step: bool
+    report: Path
+
+
+class Lesson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the model is taught.
+
+    Each step samples one continuation of `new_tokens` for each of `prompts` prompts of `prompt_tokens`
+    random tokens, at temperature 1, and makes one Adam step of `learning_rate`.
+    """
+
+    learning_rate: float
+    prompts: int
+    prompt_tokens: int = 6
+    new_tokens: int = 16
+    seed: int = 0
+
+
+TINY_LESSON = Lesson(learning_rate=0.012, prompts=32)
+"""For the tiny random model."""
+
+REAL_LESSON = Lesson(learning_rate=2e-4, prompts=8)
+"""For a checkpoint of the user's: gentler, and with fewer samples, since it is larger."""
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a run must keep to pass. The first two hold for engines that compute in float32.
+
+    `probs_diff_mean` and `pearson` bound each step's `rollout_probs_diff_mean` (from above) and
+    `rollout_actor_probs_pearson_corr` (from below); `reward_gain` is the least difference between the mean
+    rewards of the last and the first quarter of the steps; `greedy_gap` is how far below the trainer's best
+    log-prob a greedy token of the engine may lie.
+    """
+
+    probs_diff_mean: float = 1e-4
+    pearson: float = 0.999
+    reward_gain: float = 0.1
+    greedy_gap: float = 1e-4
+
+
+LIMITS = Limits()
