@@ -159,13 +159,15 @@ class ControlChannel:
             raise error_of(failure)
 
     def check_alive(self, ranks: Sequence[int]) -> None:
-        """Raises ControlLostError naming the first of `ranks` that has been silent for too long."""
+        """Raises ControlLostError naming the first of `ranks` that fell silent for too long after a first beat."""
         for rank in ranks:
             if rank == self.rank or time.monotonic() < self._next_look.get(rank, 0.0):
                 continue
             self._next_look[rank] = time.monotonic() + _LOOK_SECONDS
             liveness = self._liveness.get(rank)
             if liveness is None:
+                if self._beats_of(rank) == 0:
+                    continue  # has not called connect yet; the bound of the wait itself ends that
                 liveness = self._liveness[rank] = Liveness(partial(self._beats_of, rank))
             if liveness.silent_seconds() > self._lost_after:
                 place = self._places.get(rank)
