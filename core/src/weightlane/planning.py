@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightlane.facts import EngineFacts
     from weightlane.messages import WireTensor
     from weightlane.program import Program
-    from weightlane.receiver import NameEntry, WorkerDescription
+    from weightlane.receiver import ExpectedTensor, NameEntry, WorkerDescription
     from weightlane.registry import Registry, Selected
     from weightlane.types import TransportName, VerifyLevel
 
@@ -212,6 +212,7 @@ def _map_replica(
     problems += _duplicates(sent)
     problems += check_against_expected(sent, replica.workers[0].expected, receiver=where)
     problems += _check_dtypes(manifest, entries)
+    problems += _check_ties(manifest, entries, replica.workers[0].expected, where)
     expected = {item.name for item in replica.workers[0].expected}
     for entry in entries:
         if not entry.dropped and not entry.targets and entry.rule == "unknown" and entry.wire in expected:
@@ -251,6 +252,35 @@ def _check_dtypes(manifest: Manifest, entries: Sequence[NameEntry]) -> list[Prob
                     spec.name,
                     f"exported as {spec.dtype}, but the receiver holds {entry.dtype or 'an unknown dtype'}; "
                     "only casts between float64, float32, float16 and bfloat16 are made",
+                )
+            )
+    return problems
+
+
+def _check_ties(
+    manifest: Manifest, entries: Sequence[NameEntry], expected: Sequence[ExpectedTensor], where: str
+) -> list[Problem]:
+    """A tensor is dropped as tied only where the trainer ties it too; its values would be lost otherwise.
+
+    Ranks that never hold both tensors cannot tell; then the receiver's word stands.
+    """
+    holders = {spec.name: set(spec.holders) for spec in manifest.tensors}
+    owner = {item.name: item.tied_to for item in expected if item.tied_to}
+    problems: list[Problem] = []
+    for entry in entries:
+        target = owner.get(entry.canonical, "")
+        held_together = holders[entry.canonical] & holders.get(target, set())
+        tied_here = {entry.canonical, manifest.aliases.get(entry.canonical, entry.canonical)} & {
+            target,
+            manifest.aliases.get(target, target),
+        }
+        if entry.dropped and held_together and not tied_here:
+            problems.append(
+                Problem(
+                    "tied",
+                    entry.canonical,
+                    f"{where} ties it to {target}, but the trainer holds it as a tensor of its own",
+                    "Tie it in the trainer, or start the engine from an untied checkpoint.",
                 )
             )
     return problems

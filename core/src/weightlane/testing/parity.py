@@ -3,57 +3,39 @@
 A program for trainer ranks: `python -m weightlane.testing.parity --model DIR --engine vllm --url unix:/…`,
 started once a rank with the environment of `torch.distributed`. Every rank loads the checkpoint, changes its
 weights by seeded noise before each sync, and syncs; rank 0 asks engine and trainer for greedy continuations
-of three prompts. It prints one JSON line a sync (`SyncParity`) and exits with 0 when all of them hold.
+of three prompts. It prints a step per sync (`weightlane.testing.steps`) and one JSON line (`SyncParity`), and
+exits with 0 when all of them hold. With `--bucket-seconds` each bucket takes that long and is told as
+`MOVED A BUCKET`, for whoever wants to break something in the middle of a sync.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import torch
 import torch.distributed as dist
 
 import weightlane as wl
+from weightlane.hookspecs import hookimpl
+from weightlane.registry import get_registry
 from weightlane.testing.greedy import Continuation, forced_logprobs, greedy_continuations
+from weightlane.testing.parity_result import SyncParity
+from weightlane.testing.steps import take_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from weightlane.events import SyncEvent
     from weightlane.lane import Lane
 
-LARGEST_DIFFERENCE = 1e-4
-"""fp32 log-probs of the same weights in two implementations agree to this."""
-SMALLEST_MOVE = 1e-2
-"""A sync that moved the trainer's log-probs by less proves nothing."""
 TEXTS = ("The capital of France is", "Water boils at a temperature of", "The opposite of hot is")
-
-
-class SyncParity(msgspec.Struct, frozen=True):
-    """One sync's outcome.
-
-    `moved` is the largest change of the trainer's log-probs since the sync before, `difference` the largest
-    between trainer and engine on the engine's own tokens, `versions` those stamped on the generations.
-    """
-
-    sync: int
-    tokens_equal: bool
-    difference: float
-    moved: float
-    versions: tuple[int | None, ...]
-    nbytes: int
-    seconds: float
-    verified: tuple[str, ...]
-    text: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Equal tokens, equal log-probs, and a sync that changed something."""
-        return self.tokens_equal and self.difference <= LARGEST_DIFFERENCE and self.moved >= SMALLEST_MOVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +48,26 @@ class Arguments:
     syncs: int
     tokens: int
     noise: float
-    placement: str
-    transport: str | None
+    placement: Literal["replicated", "partitioned"]
+    transport: Literal["shm", "inline"] | None
     bucket_bytes: int
+    bucket_seconds: float
     engine_model: str
+
+
+class SlowBuckets:
+    """An observer that makes a sync last, and says when it is under way."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    @hookimpl
+    def weightlane_sync_event(self, event: SyncEvent) -> None:
+        """Sleeps after each bucket that this rank moved."""
+        if event.kind == "bucket-moved":
+            sys.stdout.write("MOVED A BUCKET\n")
+            sys.stdout.flush()
+            time.sleep(self._seconds)
 
 
 def change_weights(model: torch.nn.Module, *, noise: float, seed: int) -> None:
@@ -97,9 +95,13 @@ def run(arguments: Arguments) -> bool:
     """All syncs on this rank; True when every one holds (always, on ranks other than 0)."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    model.train(mode=False)
     prompts, decode = _prompts(arguments.model, model.config.vocab_size)
-    first = not dist.is_initialized() or dist.get_rank() == 0
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    first = rank == 0
+    if arguments.bucket_seconds:
+        get_registry().register(SlowBuckets(arguments.bucket_seconds), name="slow-buckets")
     rollout = wl.rollout(arguments.engine, url=arguments.url, model=arguments.engine_model) if first else None
     lane = wl.connect(
         trainer=wl.trainer(
@@ -118,7 +120,9 @@ def run(arguments: Arguments) -> bool:
         for sync in range(1, arguments.syncs + 1):
             old = forced_logprobs(model, prompts, before) if first else []
             change_weights(model, noise=arguments.noise, seed=sync)
-            report = lane.sync(version=sync)
+            report = take_step(f"sync {sync}", rank, lambda version=sync: lane.sync(version))  # type: ignore[misc]
+            if report is None:
+                return False
             if first:
                 new = forced_logprobs(model, prompts, before)
                 moved = max(float((a - b).abs().max()) for a, b in zip(old, new, strict=True))
@@ -172,22 +176,6 @@ def _prompts(folder: str, vocabulary: int) -> tuple[list[list[int]], Any]:
     return prompts, lambda ids: " ".join(str(token) for token in ids)
 
 
-def read_parities(output: str) -> list[SyncParity]:
-    """The JSON lines in a rank's output."""
-    lines = [line for line in output.splitlines() if line.startswith('{"sync":')]
-    return [msgspec.json.decode(line, type=SyncParity) for line in lines]
-
-
-def command_line(
-    options: Mapping[str, str | int | float],
-) -> list[str]:
-    """Arguments after the interpreter for running this program with these options."""
-    words = ["-m", "weightlane.testing.parity"]
-    for name, value in options.items():
-        words += [f"--{name}", str(value)]
-    return words
-
-
 def main() -> int:
     """Parses the command line, joins the other ranks, runs."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -200,10 +188,9 @@ def main() -> int:
     parser.add_argument("--placement", default="replicated", choices=("replicated", "partitioned"))
     parser.add_argument("--transport", default=None, choices=("shm", "inline"))
     parser.add_argument("--bucket-bytes", type=int, default=64 << 20)
+    parser.add_argument("--bucket-seconds", type=float, default=0.0)
     parser.add_argument("--engine-model", default="")
     arguments = Arguments(**vars(parser.parse_args()))
-    import os
-
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     try:

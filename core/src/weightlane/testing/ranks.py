@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from typing_extensions import Self
+
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
@@ -42,7 +44,7 @@ class RankGroup:
     _logs: list[Path] = field(default_factory=list)
     _started: float = 0.0
 
-    def __enter__(self) -> RankGroup:
+    def __enter__(self) -> Self:
         """Starts every rank."""
         folder = Path(tempfile.mkdtemp(prefix="weightlane-ranks-"))
         port = _free_port()

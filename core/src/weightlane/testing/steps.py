@@ -51,9 +51,7 @@ def take_step(name: str, rank: int, action: Callable[[], _T]) -> _T | None:
     return result
 
 
-def tell(
-    name: str, rank: int, facts: dict[str, str | int | float | list[str] | list[int | None] | None]
-) -> None:
+def tell(name: str, rank: int, facts: dict[str, list[str | int | None]]) -> None:
     """Prints facts under a step's name."""
     _print(Step(name, rank, "told", facts=facts))
 

@@ -1,0 +1,61 @@
+"""Running the parity program on several ranks and reading what it found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from weightlane.testing.parity_result import SyncParity
+from weightlane.testing.ranks import RankGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def parity_ranks(
+    *, model: Path, engine: str, url: str, ranks: int, options: Mapping[str, str | int | float]
+) -> RankGroup:
+    """Ranks of `weightlane.testing.parity`, not started yet; `options` are its further options."""
+    words = ["-m", "weightlane.testing.parity", "--model", str(model), "--engine", engine, "--url", url]
+    for name, value in options.items():
+        words += [f"--{name}", str(value)]
+    return RankGroup(words, ranks)
+
+
+def run_parity(
+    *,
+    model: Path,
+    engine: str,
+    url: str,
+    ranks: int,
+    syncs: int,
+    seconds: float,
+    options: Mapping[str, str | int | float],
+) -> list[SyncParity]:
+    """One result per sync, all of which hold.
+
+    Raises:
+        AssertionError: a rank failed, a sync is missing or does not hold; shows every rank's output.
+        TimeoutError: the ranks were not done within `seconds`.
+    """
+    with parity_ranks(
+        model=model, engine=engine, url=url, ranks=ranks, options={"syncs": syncs, **options}
+    ) as group:
+        outcomes = group.wait(seconds)
+    told = "\n".join(f"--- rank {outcome.rank} ---\n{outcome.output}" for outcome in outcomes)
+    found = read_parities(outcomes[0].output)
+    if any(outcome.status for outcome in outcomes) or [parity.sync for parity in found] != list(
+        range(1, syncs + 1)
+    ):
+        raise AssertionError(f"not every rank and sync succeeded:\n{told}")
+    if not all(parity.holds for parity in found):
+        raise AssertionError(f"engine and trainer do not agree:\n{told}")
+    return found
+
+
+def read_parities(output: str) -> list[SyncParity]:
+    """The results in a rank's output."""
+    lines = [line for line in output.splitlines() if line.startswith('{"sync":')]
+    return [msgspec.json.decode(line, type=SyncParity) for line in lines]

@@ -1,0 +1,72 @@
+"""Lanes from trainer ranks without vLLM into a live multiprocess vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weightlane.testing.parity_run import run_parity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from weightlane.front.process import FrontProcess
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
+Starter = "Callable[[Path, int], AbstractContextManager[FrontProcess]]"
+
+
+@pytest.mark.parametrize(("folder", "workers"), [("SmolLM2-135M-Instruct", 1), ("SmolLM2-135M-Instruct-tp2", 2)])
+def test_the_real_model_at_tp_1_and_2_ten_times(
+    models_dir: Path, start_front: Starter, folder: str, workers: int
+) -> None:
+    model = models_dir / folder
+    with start_front(model, workers) as front:
+        found = run_parity(
+            model=model,
+            engine="vllm",
+            url=front.address,
+            ranks=workers,
+            syncs=10,
+            seconds=1000,
+            options={"tokens": 6},
+        )
+    assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, 11)]
+    assert all(f"digests equal on {workers}" in parity.verified[0] for parity in found)
+
+
+@pytest.fixture(scope="module")
+def tp2_front(start_front: Starter, tiny_folder: Path) -> Iterator[FrontProcess]:
+    with start_front(tiny_folder, 2) as front:
+        yield front
+
+
+@pytest.mark.parametrize(("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "replicated"), (4, "partitioned")])
+def test_from_one_two_and_four_ranks_to_tp_2(
+    tp2_front: FrontProcess, tiny_folder: Path, ranks: int, placement: str
+) -> None:
+    found = run_parity(
+        model=tiny_folder,
+        engine="vllm",
+        url=tp2_front.address,
+        ranks=ranks,
+        syncs=3,
+        seconds=300,
+        options={"placement": placement, "bucket-bytes": 1 << 16},
+    )
+    assert all("digests equal on 2" in parity.verified[0] for parity in found)
+
+
+def test_by_value_instead_of_the_ring(tp2_front: FrontProcess, tiny_folder: Path) -> None:
+    run_parity(
+        model=tiny_folder,
+        engine="vllm",
+        url=tp2_front.address,
+        ranks=1,
+        syncs=2,
+        seconds=300,
+        options={"transport": "inline", "bucket-bytes": 1 << 18},
+    )
