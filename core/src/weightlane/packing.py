@@ -98,7 +98,9 @@ def memory_of(tensor: Tensor) -> memoryview:
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes == 0:
         return memoryview(b"")
-    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
+    array = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+    array.owner = tensor  # type: ignore[attr-defined]  # keeps the memory for as long as a view of it lives
+    return memoryview(array).cast("B")
 
 
 class WireDigest:

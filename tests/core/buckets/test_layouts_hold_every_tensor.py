@@ -1,0 +1,89 @@
+"""Layouts place every tensor once, in order, aligned for its dtype, and always have an end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weightlane.buckets import ALIGNMENT, aligned, lay_out_buckets, slot_sizes, wire_nbytes
+from weightlane.manifest import DTYPE_BYTES
+from weightlane.messages import WireTensor
+
+tensors = st.lists(
+    st.builds(
+        WireTensor,
+        name=st.text(max_size=3),
+        shape=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+        dtype=st.sampled_from(sorted(DTYPE_BYTES)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tensors, st.integers(ALIGNMENT, 700), st.integers(1, 4))
+def test_every_tensor_has_its_own_aligned_bytes_in_plan_order(
+    wires: list[WireTensor], bucket_bytes: int, slots: int
+) -> None:
+    layouts = lay_out_buckets(wires, bucket_bytes=bucket_bytes, slots=slots)
+    assert [entry.tensor for layout in layouts for entry in layout.entries] == list(range(len(wires)))
+    assert [layout.index for layout in layouts] == list(range(len(layouts)))
+    assert [layout.last for layout in layouts] == [False] * (len(layouts) - 1) + [True]
+    sizes = slot_sizes(layouts)
+    for layout in layouts:
+        oversize = len(layout.entries) == 1 and layout.entries[0].nbytes > bucket_bytes - ALIGNMENT
+        assert layout.nbytes <= bucket_bytes or oversize
+        assert layout.nbytes <= sizes[layout.slot]
+        end = 0
+        for entry in layout.entries:
+            assert entry.offset % ALIGNMENT == 0
+            assert entry.offset >= end
+            assert entry.nbytes == wire_nbytes(wires[entry.tensor])
+            end = entry.offset + entry.nbytes
+        assert end <= layout.nbytes
+    assert all(size % ALIGNMENT == 0 for size in sizes)
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))
+def test_alignment_is_a_multiple_of_every_dtype(dtype: str) -> None:
+    assert ALIGNMENT % DTYPE_BYTES[dtype] == 0
+    _, entry = lay_out_buckets([WireTensor("odd", (3,), "uint8"), WireTensor("w", (2,), dtype)])[0].entries
+    assert entry.offset % DTYPE_BYTES[dtype] == 0
+
+
+def test_packing_back_to_back_would_not_be_aligned() -> None:
+    # The control of the test above: without rounding, the float would start at byte 3.
+    odd = wire_nbytes(WireTensor("odd", (3,), "uint8"))
+    assert odd % DTYPE_BYTES["float32"] != 0
+    assert aligned(odd) == ALIGNMENT
+
+
+def test_nothing_to_send_is_one_empty_last_bucket() -> None:
+    (layout,) = lay_out_buckets([])
+    assert (layout.entries, layout.nbytes, layout.last) == ((), 0, True)
+    assert slot_sizes([layout]) == (ALIGNMENT,)
+
+
+def test_a_tensor_above_the_bucket_travels_alone_in_the_extra_slot() -> None:
+    wires = [WireTensor(name, (size,), "uint8") for name, size in (("a", 64), ("big", 200), ("b", 64))]
+    layouts = lay_out_buckets(wires, bucket_bytes=128, slots=2)
+    assert [[entry.tensor for entry in layout.entries] for layout in layouts] == [[0], [1], [2]]
+    assert [layout.slot for layout in layouts] == [0, 2, 1]
+    assert layouts[1].nbytes == aligned(200)
+    assert slot_sizes(layouts) == (64, 64, 256)
+
+
+def test_a_tensor_of_exactly_the_bucket_is_not_oversize() -> None:
+    layouts = lay_out_buckets([WireTensor("a", (128,), "uint8")], bucket_bytes=128)
+    assert [layout.slot for layout in layouts] == [0]
+
+
+def test_a_bucket_is_never_longer_than_its_bound_that_is_not_a_multiple_of_the_alignment() -> None:
+    layouts = lay_out_buckets([WireTensor("a", (100,), "uint8")] * 3, bucket_bytes=130)
+    assert all(layout.nbytes <= 130 for layout in layouts)
+
+
+def test_a_bound_below_the_alignment_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 64"):
+        lay_out_buckets([], bucket_bytes=ALIGNMENT - 1)
