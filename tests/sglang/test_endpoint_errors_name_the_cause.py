@@ -121,10 +121,12 @@ def test_close_ends_a_call_that_runs_in_another_thread(
     thread.start()
     while not fake_server.requests:
         time.sleep(0.01)
+    time.sleep(0.1)
     endpoint.close()
     endpoint.close()
-    thread.join(12)
-    assert len(caught) == 1
+    thread.join(3)
+    assert len(caught) == 1, "it would else run into its own bound of 10 s"
+    assert "handle was closed" in str(caught[0])
     with pytest.raises(EngineError, match="closed"):
         endpoint.call(EngineCall("/slow"))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,7 +15,7 @@ from weightlane.errors import EngineDeadError, EngineError
 from weightlane_sglang.contract import MODEL_INFO_ROUTE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -47,6 +49,7 @@ class HttpChannel:
         self.host = parts.hostname
         self._closed = False
         self._last_done = ""
+        self._running: set[_Connection] = set()
         self._client = httpx.Client(
             trust_env=False,
             follow_redirects=False,
@@ -84,6 +87,8 @@ class HttpChannel:
             raise EngineError(f"The handle on {self.url} is closed, so {request} was not sent.")
         deadline = time.monotonic() + timeout_seconds
         headers = {"Content-Type": "application/json", "Content-Length": str(length)} if length else {}
+        connection = _Connection()
+        self._running.add(connection)
         try:
             with self._client.stream(
                 method,
@@ -91,28 +96,29 @@ class HttpChannel:
                 content=_until(body, deadline) if length else None,
                 headers=headers,
                 timeout=httpx.Timeout(timeout_seconds, connect=min(_CONNECT_SECONDS, timeout_seconds)),
+                extensions={"trace": connection.trace},
             ) as response:
                 answer = b"".join(_bounded(response, deadline))
                 status = response.status_code
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise self._dead(
-                request, f"no connection can be made ({str(error) or type(error).__name__})"
-            ) from error
+            raise self._dead(request, f"no connection can be made ({_told(error)})") from error
         except (httpx.TimeoutException, TimeoutError) as error:
             raise self._late(request, timeout_seconds) from error
         except (httpx.TransportError, RuntimeError) as error:
             if self._closed:
                 raise EngineError(f"{request} to {self.url} was given up: its handle was closed.") from error
-            raise self._dead(
-                request, f"the connection broke ({str(error) or type(error).__name__})"
-            ) from error
+            raise self._dead(request, f"the connection broke ({_told(error)})") from error
+        finally:
+            self._running.discard(connection)
         self._check(request, status, answer)
         self._last_done = request
         return answer
 
     def close(self) -> None:
-        """Lets go of the server. Idempotent."""
+        """Lets go of the server; requests that run in other threads end with an error. Idempotent."""
         self._closed = True
+        for connection in tuple(self._running):
+            connection.shut_down()
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -156,6 +162,23 @@ class HttpChannel:
         return EngineError(f"{what}.", "The server is alive, but busy with it or waiting for something.")
 
 
+class _Connection:
+    """The socket of one running request, for another thread to end: closing would not wake its reader."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Is called by httpcore at each step of the request."""
+        if event == "connection.connect_tcp.complete":
+            self._socket = info["return_value"].get_extra_info("socket")
+
+    def shut_down(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # it may have ended by itself
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
 def quoted(answer: bytes) -> str:
     """The server's words, at most 2000 characters of them."""
     text = answer[: 4 * QUOTED_CHARACTERS].decode("utf-8", "replace")[:QUOTED_CHARACTERS].strip()
@@ -174,6 +197,10 @@ def failed(answer: bytes) -> bool:
 
 class _Outcome(msgspec.Struct):
     success: bool | None = None
+
+
+def _told(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _until(pieces: Iterable[bytes], deadline: float) -> Iterator[bytes]:

@@ -1,0 +1,148 @@
+"""Live SGLang servers, and what the trainer's own model says about the same prompts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from weightlane.contexts import BuildRequestsContext, RolloutTarget
+from weightlane.program import with_lifecycle
+from weightlane.testing.greedy import forced_logprobs, greedy_continuations
+from weightlane.testing.parity import change_weights
+from weightlane.types import Phase, TransportName
+from weightlane_sglang import plugin
+from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.launch import RunningServer, ServerSettings, launched_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from weightlane.messages import Generation
+    from weightlane.program import Program
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=512,
+        max_position_embeddings=256,
+        initializer_range=0.15,  # so that outputs of two sets of weights differ
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start_server(
+    sglang_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Path, int], AbstractContextManager[RunningServer]]:
+    """Starts SGLang on a folder at a tensor-parallel size; the block's end ends it and its children."""
+
+    def start(model: Path, tensor_parallel: int) -> AbstractContextManager[RunningServer]:
+        log = tmp_path_factory.mktemp("logs") / f"sglang-{next(_numbers)}.log"
+        return launched_server(ServerSettings(sglang_python, model, tensor_parallel), log=log)
+
+    return start
+
+
+@pytest.fixture(scope="session", params=[1, 2], ids=["tp1", "tp2"])
+def tiny_server(
+    request: pytest.FixtureRequest,
+    start_server: Callable[[Path, int], AbstractContextManager[RunningServer]],
+    tiny_folder: Path,
+) -> Iterator[RunningServer]:
+    with start_server(tiny_folder, request.param) as server:
+        yield server
+
+
+class Trainer:
+    """A model that changes, and what it says itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Its checkpoint, without what is tied to something else."""
+        seen: set[int] = set()
+        named: list[tuple[str, torch.Tensor]] = []
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                named.append((name, tensor))
+            seen.add(id(tensor))
+        return named
+
+    def change(self, seed: int, noise: float = 0.05) -> float:
+        """Moves every matrix; gives by how much that moved the model's own log-probs."""
+        prompts = ((1, 2, 3, 4, 5), (400, 7, 99))
+        said = greedy_continuations(self.model, prompts, 4)
+        before = forced_logprobs(self.model, prompts, said)
+        change_weights(self.model, noise=noise, seed=seed)
+        after = forced_logprobs(self.model, prompts, said)
+        return max(float((old - new).abs().max()) for old, new in zip(before, after, strict=True))
+
+    def distance(self, prompts: Sequence[Sequence[int]], given: Sequence[Generation]) -> float:
+        """Largest difference of a chosen token's log-prob; infinite when tokens differ."""
+        said = greedy_continuations(self.model, prompts, len(given[0].token_ids))
+        if [own.token_ids for own in said] != [generation.token_ids for generation in given]:
+            return float("inf")
+        return max(
+            abs(mine - theirs)
+            for own, generation in zip(said, given, strict=True)
+            for mine, theirs in zip(own.logprobs, generation.logprobs, strict=True)
+        )
+
+
+@pytest.fixture
+def trainer_of() -> type[Trainer]:
+    """Makes a trainer from a checkpoint folder."""
+    return Trainer
+
+
+@pytest.fixture
+def open_server() -> Iterator[Callable[[RunningServer], SglangEndpoint]]:
+    """Opens handles on servers; all are closed at the end."""
+    opened: list[SglangEndpoint] = []
+
+    def open_one(server: RunningServer) -> SglangEndpoint:
+        opened.append(SglangEndpoint(RolloutTarget("sglang", address=server.url), timeout_seconds=120))
+        return opened[-1]
+
+    yield open_one
+    for endpoint in opened:
+        endpoint.close()
+
+
+@pytest.fixture
+def program_of() -> Callable[[SglangEndpoint], Program]:
+    """The program that the plugin makes for a live server."""
+
+    def make(endpoint: SglangEndpoint) -> Program:
+        (descriptor,) = plugin.weightlane_register_backends()
+        context = BuildRequestsContext(
+            descriptor, endpoint.facts(), Phase.FULL, TransportName.INLINE, (), (), (), "counts"
+        )
+        return with_lifecycle(
+            plugin.weightlane_build_requests(context), plugin.weightlane_plan_lifecycle(context)
+        )
+
+    return make

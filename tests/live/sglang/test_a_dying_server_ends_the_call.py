@@ -1,0 +1,82 @@
+"""A server that dies in mid-update ends the call soon and by name; its successor is another incarnation."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weightlane.errors import EngineDeadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from weightlane.program import Program
+    from weightlane_sglang.http_endpoint import SglangEndpoint
+    from weightlane_sglang.launch import RunningServer
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+
+WITHIN_SECONDS = 30
+
+
+def schedulers(server: RunningServer) -> list[int]:
+    """The server's scheduler processes, found in its own process group."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                name = (folder / "comm").read_text()
+                if os.getpgid(int(folder.name)) == server.process_id and name.startswith("sglang::schedul"):
+                    found.append(int(folder.name))
+            except (OSError, ProcessLookupError):
+                continue
+    return found
+
+
+def send_for_ever(endpoint: SglangEndpoint, program: Program, trainer: Any) -> None:
+    while True:
+        endpoint.send_bucket(program.move, trainer.tensors(), last=True, version=1)
+
+
+def seconds_until_told(endpoint: SglangEndpoint, program: Program, trainer: Any, victim: int) -> float:
+    """Sends updates, kills `victim` meanwhile, and gives the seconds from there to the error."""
+    killed: list[float] = []
+
+    def kill() -> None:
+        os.kill(victim, signal.SIGKILL)
+        killed.append(time.monotonic())
+
+    timer = threading.Timer(0.5, kill)
+    timer.start()
+    with pytest.raises(EngineDeadError, match="/update_weights_from_tensor"):
+        send_for_ever(endpoint, program, trainer)
+    told = time.monotonic()
+    timer.join()
+    return told - killed[0]
+
+
+def test_a_killed_server_and_a_killed_scheduler_are_told_in_time(
+    start_server: Callable[[Path, int], AbstractContextManager[RunningServer]],
+    open_server: Callable[[RunningServer], SglangEndpoint],
+    program_of: Callable[[SglangEndpoint], Program],
+    trainer_of: Callable[[Path], Any],
+    tiny_folder: Path,
+) -> None:
+    trainer = trainer_of(tiny_folder)
+    incarnations = []
+    for victim_of in (lambda server: server.process_id, lambda server: schedulers(server)[0]):
+        with start_server(tiny_folder, 1) as server:
+            endpoint = open_server(server)
+            incarnations.append(endpoint.describe_workers("sglang")[0].incarnation)
+            assert (
+                seconds_until_told(endpoint, program_of(endpoint), trainer, victim_of(server))
+                < WITHIN_SECONDS
+            )
+    assert incarnations[0] != incarnations[1]

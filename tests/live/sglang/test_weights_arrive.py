@@ -1,0 +1,85 @@
+"""After a sync by a lane SGLang generates what the trainer's model generates, token for token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import weightlane as wl
+from weightlane.errors import PlanError
+from weightlane.testing.parity import command_line, read_parities
+from weightlane.testing.ranks import RankGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from weightlane_sglang.launch import RunningServer
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+
+
+def synced(
+    server: RunningServer,
+    model: Path,
+    *,
+    ranks: int,
+    syncs: int,
+    bucket_bytes: int,
+    placement: str = "replicated",
+) -> None:
+    options = {
+        "model": str(model),
+        "engine": "sglang",
+        "url": server.url,
+        "syncs": syncs,
+        "bucket-bytes": bucket_bytes,
+        "placement": placement,
+    }
+    with RankGroup(command_line(options), ranks) as group:
+        outcomes = group.wait(1500)
+    assert [outcome.status for outcome in outcomes] == [0] * ranks, outcomes[0].output
+    parities = read_parities(outcomes[0].output)
+    assert len(parities) == syncs
+    for parity in parities:
+        assert parity.holds, parity
+        assert set(parity.versions) == {parity.sync}
+
+
+@pytest.mark.parametrize(("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "partitioned")])
+def test_ranks_sync_a_small_model_in_many_buckets(
+    tiny_server: RunningServer, tiny_folder: Path, ranks: int, placement: str
+) -> None:
+    synced(tiny_server, tiny_folder, ranks=ranks, syncs=3, bucket_bytes=64 << 10, placement=placement)
+
+
+@pytest.mark.parametrize(
+    ("folder", "tensor_parallel"), [("SmolLM2-135M-Instruct", 1), ("SmolLM2-135M-Instruct-tp2", 2)]
+)
+def test_a_real_model_matches_after_each_of_ten_syncs(
+    start_server: Callable[[Path, int], AbstractContextManager[RunningServer]],
+    models_dir: Path,
+    folder: str,
+    tensor_parallel: int,
+) -> None:
+    with start_server(models_dir / folder, tensor_parallel) as server:
+        synced(server, models_dir / folder, ranks=1, syncs=10, bucket_bytes=32 << 20)
+
+
+def test_a_wrong_shape_and_a_stranger_are_refused_before_the_server_hears_of_them(
+    tiny_server: RunningServer, tiny_folder: Path, trainer_of: Callable[[Path], Any]
+) -> None:
+    tensors = dict(trainer_of(tiny_folder).tensors())
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:32]
+    tensors["model.strange.weight"] = tensors.pop("lm_head.weight")
+    with pytest.raises(PlanError) as caught:
+        wl.connect(
+            trainer=wl.trainer("torch", model=tensors), rollout=[wl.rollout("sglang", url=tiny_server.url)]
+        )
+    assert {(problem.kind, problem.subject) for problem in caught.value.problems} == {
+        ("shape", "model.norm.weight"),
+        ("extra-name", "model.strange.weight"),
+        ("missing-name", "lm_head.weight"),
+    }
