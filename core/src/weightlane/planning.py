@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from weightlane.buckets import lay_out_buckets
 from weightlane.contexts import BuildRequestsContext, EndpointContext, MapNamesContext
 from weightlane.errors import PlanError, Problem, near_names
-from weightlane.manifest import DTYPE_BYTES, FLOATING, Manifest, RankManifest, merge_rank_manifests
+from weightlane.manifest import Manifest, RankManifest, merge_rank_manifests
 from weightlane.peers import choose_transport, form_peers
 from weightlane.plan import LanePlan, ReplicaPlan, wire_tensors
 from weightlane.plan_check import check_against_expected
+from weightlane.plan_problems import disagreements, dtype_problems, duplicate_names, tie_problems
 from weightlane.program import with_lifecycle
 from weightlane.selection import select
 from weightlane.types import Capability, Mode, Phase
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     from weightlane.contexts import RolloutTarget
     from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
-    from weightlane.messages import WireTensor
     from weightlane.program import Program
-    from weightlane.receiver import ExpectedTensor, NameEntry, WorkerDescription
+    from weightlane.receiver import NameEntry, WorkerDescription
     from weightlane.registry import Registry, Selected
     from weightlane.types import TransportName, VerifyLevel
 
@@ -117,7 +117,7 @@ def make_plan(
     if problems:
         raise PlanError(_once(problems), lane=request.lane)
     entries = mapped[0]
-    problems.extend(_disagreements(mapped, replicas))
+    problems.extend(disagreements(mapped, replicas))
     shapes = {spec.name: spec.shape for spec in manifest.tensors}
     tensors = wire_tensors(entries, shapes)
     buckets = lay_out_buckets(tensors, bucket_bytes=request.bucket_bytes)
@@ -209,10 +209,10 @@ def _map_replica(
                     )
                 )
     sent = wire_tensors(entries, {spec.name: spec.shape for spec in manifest.tensors})
-    problems += _duplicates(sent)
+    problems += duplicate_names(sent)
     problems += check_against_expected(sent, replica.workers[0].expected, receiver=where)
-    problems += _check_dtypes(manifest, entries)
-    problems += _check_ties(manifest, entries, replica.workers[0].expected, where)
+    problems += dtype_problems(manifest, entries)
+    problems += tie_problems(manifest, entries, replica.workers[0].expected, where)
     expected = {item.name for item in replica.workers[0].expected}
     for entry in entries:
         if not entry.dropped and not entry.targets and entry.rule == "unknown" and entry.wire in expected:
@@ -226,79 +226,6 @@ def _map_replica(
                 )
             )
     return entries, problems
-
-
-def _duplicates(tensors: Sequence[WireTensor]) -> list[Problem]:
-    seen: set[str] = set()
-    problems: list[Problem] = []
-    for tensor in tensors:
-        if tensor.name in seen:
-            problems.append(
-                Problem("duplicate-name", tensor.name, "two exported tensors would travel under it")
-            )
-        seen.add(tensor.name)
-    return problems
-
-
-def _check_dtypes(manifest: Manifest, entries: Sequence[NameEntry]) -> list[Problem]:
-    problems: list[Problem] = []
-    for spec, entry in zip(manifest.tensors, entries, strict=True):
-        if entry.dropped or entry.dtype == spec.dtype:
-            continue
-        if entry.dtype not in DTYPE_BYTES or not {entry.dtype, spec.dtype} <= FLOATING:
-            problems.append(
-                Problem(
-                    "dtype",
-                    spec.name,
-                    f"exported as {spec.dtype}, but the receiver holds {entry.dtype or 'an unknown dtype'}; "
-                    "only casts between float64, float32, float16 and bfloat16 are made",
-                )
-            )
-    return problems
-
-
-def _check_ties(
-    manifest: Manifest, entries: Sequence[NameEntry], expected: Sequence[ExpectedTensor], where: str
-) -> list[Problem]:
-    """A tensor is dropped as tied only where the trainer ties it too; its values would be lost otherwise.
-
-    Ranks that never hold both tensors cannot tell; then the receiver's word stands.
-    """
-    holders = {spec.name: set(spec.holders) for spec in manifest.tensors}
-    owner = {item.name: item.tied_to for item in expected if item.tied_to}
-    problems: list[Problem] = []
-    for entry in entries:
-        target = owner.get(entry.canonical, "")
-        held_together = holders[entry.canonical] & holders.get(target, set())
-        tied_here = {entry.canonical, manifest.aliases.get(entry.canonical, entry.canonical)} & {
-            target,
-            manifest.aliases.get(target, target),
-        }
-        if entry.dropped and held_together and not tied_here:
-            problems.append(
-                Problem(
-                    "tied",
-                    entry.canonical,
-                    f"{where} ties it to {target}, but the trainer holds it as a tensor of its own",
-                    "Tie it in the trainer, or start the engine from an untied checkpoint.",
-                )
-            )
-    return problems
-
-
-def _disagreements(mapped: Sequence[tuple[NameEntry, ...]], replicas: Sequence[OpenReplica]) -> list[Problem]:
-    return [
-        Problem(
-            "replica-disagreement",
-            mine.canonical,
-            f"replica {replica.number} wants {theirs.dtype} {theirs.wire!r}, replica 0 {mine.dtype} "
-            f"{mine.wire!r}",
-            "Use one lane per kind of replica.",
-        )
-        for replica, entries in zip(replicas[1:], mapped[1:], strict=True)
-        for mine, theirs in zip(mapped[0], entries, strict=True)
-        if (mine.wire, mine.dtype, mine.dropped) != (theirs.wire, theirs.dtype, theirs.dropped)
-    ]
 
 
 def _replica_plan(

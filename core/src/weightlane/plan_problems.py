@@ -1,0 +1,92 @@
+"""Problems of a plan beyond names and shapes: duplicates, dtypes, ties, replicas that disagree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightlane.errors import Problem
+from weightlane.manifest import DTYPE_BYTES, FLOATING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightlane.manifest import Manifest
+    from weightlane.messages import WireTensor
+    from weightlane.planning import OpenReplica
+    from weightlane.receiver import ExpectedTensor, NameEntry
+
+
+def duplicate_names(tensors: Sequence[WireTensor]) -> list[Problem]:
+    """Names under which two exported tensors would travel."""
+    seen: set[str] = set()
+    problems: list[Problem] = []
+    for tensor in tensors:
+        if tensor.name in seen:
+            problems.append(
+                Problem("duplicate-name", tensor.name, "two exported tensors would travel under it")
+            )
+        seen.add(tensor.name)
+    return problems
+
+
+def dtype_problems(manifest: Manifest, entries: Sequence[NameEntry]) -> list[Problem]:
+    """Casts that no loader makes, such as int32 to float32."""
+    problems: list[Problem] = []
+    for spec, entry in zip(manifest.tensors, entries, strict=True):
+        if entry.dropped or entry.dtype == spec.dtype:
+            continue
+        if entry.dtype not in DTYPE_BYTES or not {entry.dtype, spec.dtype} <= FLOATING:
+            problems.append(
+                Problem(
+                    "dtype",
+                    spec.name,
+                    f"exported as {spec.dtype}, but the receiver holds {entry.dtype or 'an unknown dtype'}; "
+                    "only casts between float64, float32, float16 and bfloat16 are made",
+                )
+            )
+    return problems
+
+
+def tie_problems(
+    manifest: Manifest, entries: Sequence[NameEntry], expected: Sequence[ExpectedTensor], where: str
+) -> list[Problem]:
+    """A tensor is dropped as tied only where the trainer ties it too; its values would be lost otherwise.
+
+    Ranks that never hold both tensors cannot tell; then the receiver's word stands.
+    """
+    holders = {spec.name: set(spec.holders) for spec in manifest.tensors}
+    owner = {item.name: item.tied_to for item in expected if item.tied_to}
+    problems: list[Problem] = []
+    for entry in entries:
+        target = owner.get(entry.canonical, "")
+        held_together = holders[entry.canonical] & holders.get(target, set())
+        tied_here = {entry.canonical, manifest.aliases.get(entry.canonical, entry.canonical)} & {
+            target,
+            manifest.aliases.get(target, target),
+        }
+        if entry.dropped and held_together and not tied_here:
+            problems.append(
+                Problem(
+                    "tied",
+                    entry.canonical,
+                    f"{where} ties it to {target}, but the trainer holds it as a tensor of its own",
+                    "Tie it in the trainer, or start the engine from an untied checkpoint.",
+                )
+            )
+    return problems
+
+
+def disagreements(mapped: Sequence[tuple[NameEntry, ...]], replicas: Sequence[OpenReplica]) -> list[Problem]:
+    """Tensors that a later replica wants under another name or dtype than the first."""
+    return [
+        Problem(
+            "replica-disagreement",
+            mine.canonical,
+            f"replica {replica.number} wants {theirs.dtype} {theirs.wire!r}, replica 0 {mine.dtype} "
+            f"{mine.wire!r}",
+            "Use one lane per kind of replica.",
+        )
+        for replica, entries in zip(replicas[1:], mapped[1:], strict=True)
+        for mine, theirs in zip(mapped[0], entries, strict=True)
+        if (mine.wire, mine.dtype, mine.dropped) != (theirs.wire, theirs.dtype, theirs.dropped)
+    ]
