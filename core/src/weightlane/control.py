@@ -159,7 +159,7 @@ class ControlChannel:
             raise error_of(failure)
 
     def check_alive(self, ranks: Sequence[int]) -> None:
-        """Raises ControlLostError naming the first of `ranks` that fell silent for too long after a first beat."""
+        """Raises ControlLostError naming the first of `ranks` that has beaten once and is silent now."""
         for rank in ranks:
             if rank == self.rank or time.monotonic() < self._next_look.get(rank, 0.0):
                 continue

@@ -92,10 +92,11 @@ def _diffs(steps: Sequence[StepReport], limits: Limits) -> Iterator[str]:
     over = [step for step in steps if not step.probs_diff_mean <= limits.probs_diff_mean]
     if over:
         worst = max(over, key=lambda step: step.probs_diff_mean)
+        where = _ranges("step", [step.step for step in over])
         yield (
             f"rollout_probs_diff_mean grew to {worst.probs_diff_mean:.3g} at step {worst.step}: the engine "
             "and the trainer gave the same tokens different probabilities "
-            f"(limit {limits.probs_diff_mean:.0e}, exceeded in {_ranges('step', [step.step for step in over])})."
+            f"(limit {limits.probs_diff_mean:.0e}, exceeded in {where})."
         )
 
 

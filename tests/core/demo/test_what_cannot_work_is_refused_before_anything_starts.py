@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weightlane.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError(f"a process was started: {args}")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--trainer", "fsdpp"], ["No trainer backend fits fsdpp", "torch"]),
+        (["--rollout", "vllmm"], ["No rollout backend fits vllmm", "reference"]),
+        (["--mode", "adapter"], ["torch does not know mode adapter", "export-full"]),
+        (["--mode", "ful"], ["There is no mode 'ful'", "Near: full"]),
+        (["--url", "unix:/tmp/x.sock"], ["--url unix:/tmp/x.sock needs --model"]),
+        (["--rollout-python", "/nowhere/python"], ["/nowhere/python is not a file"]),
+        (["--model", "/nowhere"], ["/nowhere is not a checkpoint folder", "config.json"]),
+        (["--report", "/nowhere/report.html"], ["cannot be written", "/nowhere is not a folder"]),
+        (["--steps", "2"], ["--steps"]),
+    ],
+)
+def test_status_is_2_and_the_cause_is_named(
+    options: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", *options]) == 2
+    told = capsys.readouterr().err
+    assert all(word in told for word in words), told
+
+
+def test_an_engine_that_is_elsewhere_needs_its_interpreter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--rollout", "vllm"]) == 2
+    assert "--rollout vllm needs --rollout-python or --url" in capsys.readouterr().err
+
+
+def test_json_carries_the_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["demo", "--json", "--model", str(tmp_path)]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["type"] == "EngineError"
+    assert "is not a checkpoint folder" in error["what"]
