@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 Starter = "Callable[[Path, int], AbstractContextManager[FrontProcess]]"
 
 
-@pytest.mark.parametrize(("folder", "workers"), [("SmolLM2-135M-Instruct", 1), ("SmolLM2-135M-Instruct-tp2", 2)])
+@pytest.mark.parametrize(
+    ("folder", "workers"), [("SmolLM2-135M-Instruct", 1), ("SmolLM2-135M-Instruct-tp2", 2)]
+)
 def test_the_real_model_at_tp_1_and_2_ten_times(
     models_dir: Path, start_front: Starter, folder: str, workers: int
 ) -> None:
@@ -44,7 +46,9 @@ def tp2_front(start_front: Starter, tiny_folder: Path) -> Iterator[FrontProcess]
         yield front
 
 
-@pytest.mark.parametrize(("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "replicated"), (4, "partitioned")])
+@pytest.mark.parametrize(
+    ("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "replicated"), (4, "partitioned")]
+)
 def test_from_one_two_and_four_ranks_to_tp_2(
     tp2_front: FrontProcess, tiny_folder: Path, ranks: int, placement: str
 ) -> None:
