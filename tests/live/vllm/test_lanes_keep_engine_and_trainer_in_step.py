@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from weightlane.front.process import FrontProcess
 
+    Starter = Callable[[Path, int], AbstractContextManager[FrontProcess]]
+
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
-Starter = "Callable[[Path, int], AbstractContextManager[FrontProcess]]"
 
 
 @pytest.mark.parametrize(
