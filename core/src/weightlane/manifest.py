@@ -114,6 +114,7 @@ def merge_rank_manifests(parts: Sequence[RankManifest]) -> tuple[Manifest | None
         problems += _add_part(part, specs, holders)
     if first.replicated:
         problems += _check_replicas(ordered, holders)
+    problems += _check_aliases(ordered)
     if problems:
         return None, tuple(problems)
     tensors = tuple(
@@ -206,6 +207,29 @@ def _check_replicas(ordered: Sequence[RankManifest], holders: dict[str, list[int
                     "Hold it on every rank, or pass placement='partitioned' to the trainer.",
                 )
             )
+    return problems
+
+
+def _check_aliases(ordered: Sequence[RankManifest]) -> list[Problem]:
+    """Names that one rank ties must be tied on every rank that holds them: an alias may stay unsent."""
+    problems: list[Problem] = []
+    for part in ordered:
+        for name, target in part.aliases.items():
+            untied = [
+                other.rank
+                for other in ordered
+                if {name, target} <= {spec.name for spec in other.tensors}
+                and other.aliases.get(name, name) != other.aliases.get(target, target)
+            ]
+            if untied:
+                problems.append(
+                    Problem(
+                        "rank-disagreement",
+                        name,
+                        f"shares storage with {target} on rank {part.rank} but not on rank {_ranks(untied)}",
+                        "Tie or untie them on every rank.",
+                    )
+                )
     return problems
 
 

@@ -97,6 +97,23 @@ def test_partitioned_ranks_that_share_a_name_must_agree_on_it() -> None:
     assert problem.subject == "a"
 
 
+def test_a_tie_on_one_rank_alone_is_told() -> None:
+    # A tied tensor may stay unsent, which would be wrong for the rank where it is another one.
+    tied, untied = {"b": "a"}, {}
+    (problem,) = problems_of(
+        part(0, spec("a"), spec("b"), aliases=untied), part(1, spec("a"), spec("b"), aliases=tied)
+    )
+    assert (problem.kind, problem.subject) == ("rank-disagreement", "b")
+    assert "with a on rank 1 but not on rank 0" in problem.what
+    agreed(part(0, spec("a"), spec("b"), aliases=tied), part(1, spec("b"), spec("a"), aliases={"a": "b"}))
+    three = (spec("a"), spec("b"), spec("c"))
+    agreed(part(0, *three, aliases={"b": "a", "c": "a"}), part(1, *three, aliases={"b": "a", "c": "a"}))
+    # Whoever holds one of the two has no say.
+    agreed(
+        part(0, spec("a"), replicated=False), part(1, spec("a"), spec("b"), replicated=False, aliases=tied)
+    )
+
+
 def test_placements_and_modes_must_be_the_same() -> None:
     assert [p.subject for p in problems_of(part(0), part(1, replicated=False))] == ["rank 1"]
     assert [p.subject for p in problems_of(part(0), part(1, phase=Phase.BASE))] == ["rank 1"]
