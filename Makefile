@@ -47,7 +47,7 @@ types: $(STAMP)
 	$(BIN)/python -m mypy
 
 live: $(STAMP)
-	$(BIN)/python -m nox -s live_vllm live_sglang
+	$(BIN)/python -m nox -s live_reference live_vllm live_sglang
 
 clean:
 	rm -rf $(VENV) .nox .models .tmp .cache dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -59,9 +59,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_pluggy_16(session: nox.Session) -> None:
-    """The same with the oldest pluggy allowed, which registers and excludes plugins differently."""
+    """What rests on pluggy, with the oldest one allowed: it registers and excludes plugins differently."""
     install_all(session, "pluggy==1.6.*")
-    session.run("pytest", "-m", "not live and not gpu", *session.posargs)
+    session.run("pytest", "tests/core/registry", *session.posargs)
 
 
 @nox.session
@@ -125,6 +125,12 @@ def holds_marker(wheel: Path) -> bool:
 
 
 @nox.session(venv_backend="none")
+def live_reference(session: nox.Session) -> None:
+    """The real model into the reference engine, which needs no environment of its own."""
+    run_trainer_pytest(session, "reference")
+
+
+@nox.session(venv_backend="none")
 def live_vllm(session: nox.Session) -> None:
     """Against vLLM's CPU build, in an environment that also holds weightlane's agent."""
 
@@ -156,23 +162,17 @@ def live_sglang(session: nox.Session) -> None:
 
 
 def run_live(session: nox.Session, engine: str, build: Callable[[list[str]], None]) -> None:
+    with engine_python(session, engine, build) as python:
+        run_trainer_pytest(session, engine, f"--{engine}-python={python}")
+
+
+def run_trainer_pytest(session: nox.Session, engine: str, *options: str) -> None:
     if not TRAINER_PYTHON.exists():
         session.error("there is no .venv: run `make demo` (or `make test`) first")
     trainer = str(TRAINER_PYTHON)
     session.run(trainer, "examples/smollm2.py", str(MODELS), external=True)
-    with engine_python(session, engine, build) as python:
-        session.run(
-            trainer,
-            "-m",
-            "pytest",
-            f"tests/live/{engine}",
-            "-m",
-            "live",
-            f"--{engine}-python={python}",
-            f"--models-dir={MODELS}",
-            *session.posargs,
-            external=True,
-        )
+    words = [f"tests/live/{engine}", "-m", "live", f"--models-dir={MODELS}", *options, *session.posargs]
+    session.run(trainer, "-m", "pytest", *words, external=True)
 
 
 @contextmanager

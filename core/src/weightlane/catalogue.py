@@ -13,9 +13,8 @@ class Published:
     engine_distributions: tuple[str, ...] = ()
 
 
+# weightlane-fsdp and weightlane-megatron register nothing yet: installing them would not help anybody.
 PUBLISHED: dict[str, Published] = {
-    "fsdp": Published("weightlane-fsdp"),
-    "megatron": Published("weightlane-megatron", ("megatron-core",)),
     "reference": Published("weightlane[reference]"),
     "sglang": Published("weightlane-sglang", ("sglang",)),
     "torch": Published("weightlane"),
