@@ -42,13 +42,18 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
+def left_in(folder: Path) -> list[Path]:
+    """What the demo itself left behind; torch keeps a cache of its own beside it."""
+    return list((folder / "t").glob("weightlane*"))
+
+
 def run(folder: Path, *options: str) -> tuple[int, dict[str, Any]]:
     mark = uuid.uuid4().hex
     with start(folder, mark, "--json", *options) as process:
         out, err = process.communicate(timeout=280)
     assert out, err
     assert processes_with(mark) == []
-    assert list((folder / "t").iterdir()) == []
+    assert left_in(folder) == []
     document: dict[str, Any] = json.loads(out)
     return process.returncode, document
 
@@ -95,7 +100,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, number: sig
     assert process.returncode == 130
     assert "Interrupted" in err
     assert processes_with(mark) == []
-    assert list((tmp_path / "t").iterdir()) == []
+    assert left_in(tmp_path) == []
 
 
 @pytest.mark.timeout(120)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _START_SECONDS = 300.0
 _LOOK_SECONDS = 60.0
+_SEQUENCES = 32  # as many as a step asks for, so that an engine generates them in one go
 _LOOK = "import sys; from importlib.metadata import version; [version(name) for name in sys.argv[1:]]"
 
 
@@ -86,7 +87,7 @@ def _start_vllm(start: EngineStart) -> Iterator[RunningEngine]:
 
     _require_distributions(start, "weightlane-vllm", fix="weightlane-vllm")
     address, log = f"unix:{start.folder}/engine.sock", start.folder / "engine.log"
-    front = FrontStart(model=str(start.model), address=address)
+    front = FrontStart(model=str(start.model), address=address, sequences=_SEQUENCES)
     with start_front_process(
         front_command(front, python=str(start.python)),
         address,
@@ -102,7 +103,8 @@ def _start_sglang(start: EngineStart) -> Iterator[RunningEngine]:
     from weightlane_sglang.launch import ServerSettings, launched_server
 
     _require_distributions(start, "sglang", fix="sglang")
-    settings = ServerSettings(python=start.python, model=start.model)
+    arguments = ("--max-running-requests", str(_SEQUENCES))
+    settings = ServerSettings(python=start.python, model=start.model, arguments=arguments)
     log = start.folder / "engine.log"
     with launched_server(settings, log=log, ready_within_seconds=_START_SECONDS) as server:
         yield RunningEngine(server.url, log)
