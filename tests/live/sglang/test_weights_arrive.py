@@ -8,8 +8,7 @@ import pytest
 
 import weightlane as wl
 from weightlane.errors import PlanError
-from weightlane.testing.parity import command_line, read_parities
-from weightlane.testing.ranks import RankGroup
+from weightlane.testing.parity_run import run_parity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,22 +29,16 @@ def synced(
     bucket_bytes: int,
     placement: str = "replicated",
 ) -> None:
-    options = {
-        "model": str(model),
-        "engine": "sglang",
-        "url": server.url,
-        "syncs": syncs,
-        "bucket-bytes": bucket_bytes,
-        "placement": placement,
-    }
-    with RankGroup(command_line(options), ranks) as group:
-        outcomes = group.wait(1500)
-    assert [outcome.status for outcome in outcomes] == [0] * ranks, outcomes[0].output
-    parities = read_parities(outcomes[0].output)
-    assert len(parities) == syncs
-    for parity in parities:
-        assert parity.holds, parity
-        assert set(parity.versions) == {parity.sync}
+    found = run_parity(
+        model=model,
+        engine="sglang",
+        url=server.url,
+        ranks=ranks,
+        syncs=syncs,
+        seconds=1500,
+        options={"bucket-bytes": bucket_bytes, "placement": placement, "tokens": 6},
+    )
+    assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, syncs + 1)]
 
 
 @pytest.mark.parametrize(("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "partitioned")])
