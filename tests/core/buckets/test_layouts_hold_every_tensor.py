@@ -21,7 +21,7 @@ tensors = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tensors, st.integers(ALIGNMENT, 700), st.integers(1, 4))
 def test_every_tensor_has_its_own_aligned_bytes_in_plan_order(
     wires: list[WireTensor], bucket_bytes: int, slots: int

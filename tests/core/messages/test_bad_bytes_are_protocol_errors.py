@@ -118,14 +118,14 @@ def test_an_unknown_field_deep_inside_is_named() -> None:
         decode(msgspec.msgpack.encode(fields), m.AgentRequest)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
 def test_random_bytes(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data, m.AgentRequest)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(EVERY), st.data())
 def test_one_changed_byte_is_another_message_or_a_protocol_error(pair: tuple[Any, Any], data: Any) -> None:
     message, union = pair
