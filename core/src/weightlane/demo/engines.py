@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-_START_SECONDS = 300.0
+_START_SECONDS = 600.0
 _LOOK_SECONDS = 60.0
 _SEQUENCES = 32  # as many as a step asks for, so that an engine generates them in one go
 _LOOK = "import sys; from importlib.metadata import version; [version(name) for name in sys.argv[1:]]"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from weightlane.demo.messages import Broken, ModelReady
 from weightlane.demo.parent import ParentLine
-from weightlane.messages import failure_of
+from weightlane.failures import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from weightlane.demo.messages import Broken, line_of, read_rank_message
 from weightlane.errors import ControlLostError, SyncTimeoutError
+from weightlane.failures import error_of
 from weightlane.front.process import last_lines
-from weightlane.messages import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
