@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from weightlane.program import Program
 
 _numbers = itertools.count()
+torch.set_num_threads(1)  # spinning threads of ours would take the server's cores
 
 
 @pytest.fixture(scope="session")
