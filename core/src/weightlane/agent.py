@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from weightlane.agent_state import Attached, OpenSync
 from weightlane.buckets import slot_sizes
-from weightlane.errors import NotServableError, PlanError, PluginError, ProtocolError, SyncError
+from weightlane.errors import NotServableError, PlanError, ProtocolError, SyncError
+from weightlane.failures import failure_of
 from weightlane.messages import (
     AgentReply,
     AgentRequest,
@@ -34,59 +34,17 @@ from weightlane.messages import (
     ReceiveReport,
     decode,
     encode,
-    failure_of,
 )
 from weightlane.plan_check import check_against_expected, check_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from weightlane.buckets import BucketLayout
     from weightlane.engine_agent import WorkerEngine
-    from weightlane.packing import WireDigest
     from weightlane.receiver import WorkerDescription
-    from weightlane.ring import RingReader
-
-_BEAT_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class _Attached:
-    plan: ReceivePlan
-    ring: RingReader | None = None
-
-
-@dataclass(slots=True)
-class _OpenSync:
-    """One sync between its first and its last bucket on this worker."""
-
-    plan: ReceivePlan
-    sync: int
-    version: int
-    digest: WireDigest | None
-    started: float = field(default_factory=time.monotonic)
-    begun: bool = False
-    next_bucket: int = 0
-    tensors: int = 0
-    nbytes: int = 0
-    loaded: int = 0
-    wait_seconds: float = 0.0
-    load_seconds: float = 0.0
-
-    def report(self, worker: int) -> ReceiveReport:
-        return ReceiveReport(
-            worker=worker,
-            sync=self.sync,
-            version=self.version,
-            tensors=self.tensors,
-            nbytes=self.nbytes,
-            loaded=self.loaded,
-            digest=self.digest.hexdigest() if self.digest else "",
-            wait_seconds=self.wait_seconds,
-            load_seconds=self.load_seconds,
-        )
 
 
 class WorkerAgent:
@@ -101,8 +59,8 @@ class WorkerAgent:
         self._make_engine = make_engine
         self._origin = origin
         self._engines: dict[str, WorkerEngine] = {}
-        self._attached: dict[str, _Attached] = {}
-        self._open: _OpenSync | None = None
+        self._attached: dict[str, Attached] = {}
+        self._open: OpenSync | None = None
         self._last_opened: tuple[str, int] | None = None
         self._worker = 0
         self._verified: tuple[str, int, int] | None = None
@@ -188,7 +146,7 @@ class WorkerAgent:
             problems += self._engine(plan.backend).check_plan(plan)
         if problems:
             raise PlanError(problems, lane=plan.lane)
-        attached = _Attached(plan)
+        attached = Attached(plan)
         if plan.transport == "shm":
             from weightlane.ring import RingReader
 
@@ -212,11 +170,12 @@ class WorkerAgent:
                 f"Lane {request.lane} has no ring on this worker.", "Its transport is not shm."
             )
         from weightlane.packing import unpack_bucket
+        from weightlane.ring_beat import beating
 
         ring.begin(request.sync)
         try:
-            with _beating(ring):
-                opened: _OpenSync | None = None
+            with beating(ring):
+                opened: OpenSync | None = None
                 for layout in attached.plan.buckets:
                     bucket, memory, waited = ring.take(
                         layout,
@@ -309,16 +268,16 @@ class WorkerAgent:
                 "Connect again.",
             )
 
-    def _open_sync(self, lane: str, sync: int, version: int) -> _OpenSync:
+    def _open_sync(self, lane: str, sync: int, version: int) -> OpenSync:
         from weightlane.packing import WireDigest
 
         plan = self._attached[lane].plan
-        self._open = _OpenSync(plan, sync, version, WireDigest() if plan.verify == "digest" else None)
+        self._open = OpenSync(plan, sync, version, WireDigest() if plan.verify == "digest" else None)
         self._last_opened = (lane, sync)
         self._verified = None
         return self._open
 
-    def _require_open(self, lane: str, sync: int, bucket: int | None) -> _OpenSync:
+    def _require_open(self, lane: str, sync: int, bucket: int | None) -> OpenSync:
         opened = self._open
         if opened is None or (opened.plan.lane, opened.sync) != (lane, sync):
             raise ProtocolError(f"Sync {sync} of lane {lane} is not open on {self._origin}.")
@@ -334,7 +293,7 @@ class WorkerAgent:
             )
         return opened
 
-    def _load(self, opened: _OpenSync, layout: BucketLayout, tensors: list[tuple[str, Tensor]]) -> None:
+    def _load(self, opened: OpenSync, layout: BucketLayout, tensors: list[tuple[str, Tensor]]) -> None:
         started = time.monotonic()
         engine = self._engine(opened.plan.backend)
         try:
@@ -356,7 +315,7 @@ class WorkerAgent:
         opened.tensors += len(layout.entries)
         opened.nbytes += sum(entry.nbytes for entry in layout.entries)
 
-    def _finish(self, opened: _OpenSync) -> ReceiveReport:
+    def _finish(self, opened: OpenSync) -> ReceiveReport:
         started = time.monotonic()
         try:
             self._engine(opened.plan.backend).finish(opened.version)
@@ -378,60 +337,3 @@ class WorkerAgent:
             self._verified = None
             if self._not_servable_cause:
                 self._not_servable_cause = cause
-
-
-@contextmanager
-def _beating(ring: RingReader) -> Iterator[None]:
-    """Beats from a thread, since one bucket's load can outlast the sender's patience."""
-    stop = threading.Event()
-
-    def beat() -> None:
-        while not stop.wait(_BEAT_SECONDS):
-            ring.beat()
-
-    thread = threading.Thread(target=beat, name="weightlane-ring-beat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-_AGENT_ATTRIBUTE = "_weightlane_agent"
-
-
-def agent_of(worker: Any) -> WorkerAgent:
-    """The one agent of an engine's worker object; made on first use from this process's own registry.
-
-    It lives on the worker itself: the agent refers to the worker, so that a table beside them would keep
-    every engine of this process for ever.
-    """
-    agent: WorkerAgent | None = vars(worker).get(_AGENT_ATTRIBUTE)
-    if agent is None:
-        agent = WorkerAgent(lambda backend: _engine_from_registry(backend, worker), origin=_origin_of(worker))
-        setattr(worker, _AGENT_ATTRIBUTE, agent)
-    return agent
-
-
-def _origin_of(worker: object) -> str:
-    import os
-    import socket
-
-    rank = getattr(worker, "rank", 0)
-    return f"worker {rank} ({type(worker).__name__}, process {os.getpid()} on {socket.gethostname()})"
-
-
-def _engine_from_registry(backend: str, worker: object) -> WorkerEngine:
-    from weightlane.contexts import AgentContext
-    from weightlane.registry import get_registry
-
-    registry = get_registry()
-    selected = registry.backend_named(backend)
-    if selected is None:
-        raise PluginError(
-            f"Backend {backend} is not available in the engine's environment.",
-            "The controller selected it from its own environment.",
-            "Install the same plugin where the engine runs (weightlane doctor there tells what is missing).",
-        )
-    return registry.call_worker_agent(selected, AgentContext(selected.descriptor, worker))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from weightlane.errors import ProtocolError
-from weightlane.messages import AgentReply, AgentRequest, Failure, decode, encode, error_of
+from weightlane.failures import Failure, error_of
+from weightlane.messages import AgentReply, AgentRequest, decode, encode
 
 if TYPE_CHECKING:
     from weightlane.endpoint import EngineEndpoint

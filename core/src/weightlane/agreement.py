@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightlane.messages import failure_of
+from weightlane.failures import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -236,6 +236,8 @@ class ConnectProcedure:
         if self._is_controller:
             put_outcome(self._channel, "connect/attached", attach_all)
         self._await("connect/attached", Go)
+        for ring in self._rings:
+            ring.attached()
         return tuple(sessions)
 
     def _mover(

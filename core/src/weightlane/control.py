@@ -15,7 +15,8 @@ import msgspec
 
 from weightlane.bounded_calls import BoundedCalls
 from weightlane.errors import ControlLostError, SyncTimeoutError
-from weightlane.messages import Failure, decode, encode, error_of, failure_of
+from weightlane.failures import Failure, error_of, failure_of
+from weightlane.messages import decode, encode
 from weightlane.waiting import Liveness, wait_until
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.5
+_TELL_SECONDS = 2.0
 CONTROLLER = 0
 
 
@@ -147,6 +149,9 @@ class ControlChannel:
         try:
             if self._call(lambda: self._store.add(f"{key}/first", 1)) == 1:
                 self._set(key, failure)
+            else:
+                # Whoever was first is about to tell the cause, and this rank is to raise that one.
+                wait_until(lambda: self._call(lambda: self._store.check([key])), seconds=_TELL_SECONDS)
         except ControlLostError:
             # Nobody can be told any more; the caller raises its own error.
             return

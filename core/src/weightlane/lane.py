@@ -222,7 +222,7 @@ class Lane:
         reports = []
         for session, replica in zip(self._sessions, self._plan.replicas, strict=True):
             workers = session.reports(sync, self._checker(sync))
-            reports.append(verify_replica(self._plan, replica, moved, workers))
+            reports.append(verify_replica(self._plan, replica, moved, workers, sync=sync, version=version))
             session.settle(version)
             self._emit("replica-reported", version, detail=f"{replica.address}: {reports[-1].verified}")
         before = self._published
@@ -245,15 +245,15 @@ class Lane:
         """Tells everyone, ends this rank's part, and gives the error to raise: the first cause of all."""
         if not isinstance(error, Exception):
             self._channel.abort(_abort_name(sync), error)
-            self._mover.abort(f"rank {self._rank} was interrupted")
+            self._mover.abort(f"rank {self._rank} was interrupted", sync=sync)
             return error
         patience = self._bounds.lost_after + 2.0 if self._plan.manifest.collective else 0.0
         cause = diagnosed(error, sync, self._rank, patience, self._checker(sync))
         self._channel.abort(_abort_name(sync), cause)
         first = first_cause(self._channel, _abort_name(sync), cause)
-        self._mover.abort(str(first))
+        self._mover.abort(str(first), sync=sync)
         for session in self._sessions:
-            session.cancel(sync, str(first))
+            session.cancel(sync, version, str(first), "touched" if began else "untouched")
         self._emit("sync-failed", version, detail=str(first))
         return with_consequence(first, sync, version, began=began)
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from weightlane.errors import ExportError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from weightlane.buckets import BucketLayout
     from weightlane.contexts import StreamContext
     from weightlane.control import ControlChannel
     from weightlane.plan import LanePlan
     from weightlane.registry import Registry, Selected
+    from weightlane.stream import ExportStream
     from weightlane.transports.shm import ShmSink
     from weightlane.transports.sink import Sink, SinkBounds
 
@@ -68,7 +74,7 @@ def move_buckets(
                 raise
             failed = error
             mover.abort(str(error), sync=sync)
-        for layout, tensors in zip(plan.buckets, stream, strict=True):
+        for layout, tensors in _planned(plan, stream):
             if failed is not None:
                 continue
             try:
@@ -86,3 +92,26 @@ def move_buckets(
         raise failed
     digests = [sink.finish() for sink in mover.sinks]
     return next((digest for digest in digests if digest), "")
+
+
+def _planned(
+    plan: LanePlan, stream: ExportStream
+) -> Iterator[tuple[BucketLayout, Sequence[tuple[int, Tensor]]]]:
+    """The stream's buckets beside the plan's layouts; a stream of another length is the trainer's error."""
+    buckets = iter(stream)
+    for layout in plan.buckets:
+        tensors = next(buckets, None)
+        if tensors is None:
+            raise _wrong_length(plan, f"ended before bucket {layout.index}")
+        yield layout, tensors
+    # Asked for one more, a generator also runs to its end, where its clean-up is.
+    if next(buckets, None) is not None:
+        raise _wrong_length(plan, "did not end")
+
+
+def _wrong_length(plan: LanePlan, what: str) -> ExportError:
+    return ExportError(
+        f"The export stream of {plan.trainer_backend} {what}; the plan has {len(plan.buckets)} buckets.",
+        "A stream yields one item per planned bucket, on every rank.",
+        "Report this to the plugin's authors.",
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from weightlane.agent_calls import call_agents
 from weightlane.errors import SyncTimeoutError, WeightlaneError
@@ -113,11 +113,15 @@ class ReplicaSession:
             self._run(self._replica.program.resume, version)
             self._paused = False
 
-    def cancel(self, sync: int, cause: str) -> None:
+    def cancel(self, sync: int, version: int, cause: str, state: Literal["untouched", "touched"]) -> None:
         """Ends this replica's part of a failed sync: waits for its receive call, then tells the workers why.
 
-        Best effort and bounded: the sync has failed already and its cause must not be hidden by this.
+        Best effort and bounded: the sync has failed already and its cause must not be hidden by this. An
+        engine that was paused and not touched generates again; one that was touched stays paused.
         """
+        if state == "untouched":
+            with contextlib.suppress(WeightlaneError):
+                self.resume(version)
         if self._receiving is not None and not self._receiving.ended(
             self._bounds.lost_after + _CLEANUP_SECONDS
         ):

@@ -162,9 +162,13 @@ class RingWriter(Ring):
         self._write_text(_SENDER_TEXT, cause)
         self._words[_SENDER_FAILED] = self._words[_SENDER_SYNC] if sync is None else sync
 
+    def hide(self) -> None:
+        """Removes the file's name, once the reader has it mapped: a killed trainer then leaves nothing."""
+        self.path.unlink(missing_ok=True)
+
     def close(self) -> None:
         """Removes the file and unmaps; idempotent."""
-        self.path.unlink(missing_ok=True)
+        self.hide()
         super().close()
 
     def _is_back(self, slot: int) -> bool:

@@ -33,12 +33,19 @@ def verify_ranks(plan: LanePlan, moved: Sequence[RankMoved]) -> str:
 
 
 def verify_replica(
-    plan: LanePlan, replica: ReplicaPlan, moved: Sequence[RankMoved], reports: Sequence[ReceiveReport]
+    plan: LanePlan,
+    replica: ReplicaPlan,
+    moved: Sequence[RankMoved],
+    reports: Sequence[ReceiveReport],
+    *,
+    sync: int,
+    version: int,
 ) -> ReplicaReport:
     """What the reports of one replica prove, in words.
 
     Raises:
-        VerificationError: counts or digests differ between a worker and the rank that fed it.
+        VerificationError: counts or digests differ between a worker and the rank that fed it, or a worker
+            reports another sync or version than `sync` and `version`.
     """
     if not replica.has_agent:
         words = "unavailable: this engine takes requests only, so nothing is known of what its workers wrote"
@@ -54,6 +61,11 @@ def verify_replica(
             "The receiver is fenced until a sync succeeds; report this with the plan.",
         )
     for report in reports:
+        if (report.sync, report.version) != (sync, version):
+            problems.append(
+                f"worker {report.worker} of {replica.address}: reports sync {report.sync} of version "
+                f"{report.version}, not sync {sync} of version {version}"
+            )
         problems += _compare(plan, replica, report, moved[replica.peers[report.worker]])
     if problems:
         raise VerificationError(

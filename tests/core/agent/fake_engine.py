@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weightlane.agent import WorkerAgent
 from weightlane.buckets import lay_out_buckets
+from weightlane.failures import error_of
 from weightlane.messages import (
     AgentReply,
     AgentRequest,
@@ -20,7 +21,6 @@ from weightlane.messages import (
     WireTensor,
     decode,
     encode,
-    error_of,
 )
 from weightlane.packing import dtype_name, memory_of, pack_bucket
 from weightlane.receiver import ExpectedTensor, WorkerDescription

@@ -9,7 +9,7 @@ import torch
 from fake_engine import WIRES, FakeWorkerEngine, agent_of_fake, ask, attached, begin, load, plan
 from msgspec.structs import replace
 
-from weightlane.agent import agent_of
+from weightlane.agents import agent_of
 from weightlane.buckets import lay_out_buckets
 from weightlane.errors import EngineError, PlanError, Problem, ProtocolError, SyncError
 from weightlane.messages import (

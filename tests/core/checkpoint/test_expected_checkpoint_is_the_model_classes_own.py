@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from weightlane.checkpoint import checkpoint_tensors_of_model, expected_tensors_of_config
 from weightlane.errors import EngineError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -44,7 +46,9 @@ def test_names_and_shapes_are_those_of_the_saved_checkpoint(tmp_path: Path, tied
 def test_fused_experts_are_expected_under_their_checkpoint_names() -> None:
     from transformers import Qwen3MoeConfig
 
-    config = Qwen3MoeConfig(**SIZES, head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
+    config = Qwen3MoeConfig(
+        **SIZES, head_dim=16, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2
+    )
     expected = {tensor.name: tensor.shape for tensor in expected_tensors_of_config(config)}
     for layer in range(2):
         for expert in range(4):

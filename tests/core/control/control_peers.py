@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from weightlane.control import ControlChannel, RankPlace
 from weightlane.errors import ExportError, WeightlaneError
-from weightlane.messages import Done, failure_of
+from weightlane.failures import failure_of
+from weightlane.messages import Done
 from weightlane.rendezvous import open_control_channel
 
 if TYPE_CHECKING:

@@ -29,7 +29,8 @@ from weightlane.errors import (
     SyncError,
     SyncTimeoutError,
 )
-from weightlane.messages import Described, Done, failure_of
+from weightlane.failures import failure_of
+from weightlane.messages import Described, Done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from weightlane.front.client import FrontEndpoint
 from weightlane.front.process import FrontProcess, start_front_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FAKE_FRONT = Path(__file__).with_name("fake_front.py")
 

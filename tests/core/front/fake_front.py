@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from weightlane import messages
+from weightlane import failures, messages
 from weightlane.errors import EngineError, SyncError
 from weightlane.facts import EngineFacts
 from weightlane.front.server import serve_front
@@ -21,7 +21,7 @@ class FakeEngine:
         if isinstance(request, messages.Detach) and request.lane == "slow":
             time.sleep(30.0)
         if isinstance(request, messages.Describe):
-            refusal = messages.failure_of(EngineError(f"no backend {request.backend}"), origin="worker 0")
+            refusal = failures.failure_of(EngineError(f"no backend {request.backend}"), origin="worker 0")
             return [messages.encode(refusal)]
         return [messages.encode(messages.Done(0)), messages.encode(messages.Done(1))]
 

@@ -57,7 +57,9 @@ def test_a_folder_open_to_others_is_refused(tmp_path: Path) -> None:
         serve_front(FakeIdleEngine(), f"unix:{folder}/front")  # type: ignore[arg-type]
 
 
-def test_a_live_front_is_not_displaced_and_a_dead_ones_socket_is(own_front: FrontProcess, tmp_path: Path) -> None:
+def test_a_live_front_is_not_displaced_and_a_dead_ones_socket_is(
+    own_front: FrontProcess, tmp_path: Path
+) -> None:
     with pytest.raises(EngineError, match="Another front already listens"):
         serve_front(FakeIdleEngine(), own_front.address)  # type: ignore[arg-type]
     assert FrontEndpoint(own_front.address, 5.0).facts().engine == "fake"
@@ -111,7 +113,9 @@ def test_an_engine_that_ends_while_loading_shows_the_end_of_its_log(tmp_path: Pa
 
     argv = [sys.executable, str(FAKE_FRONT), address]
     with (
-        pytest.raises(EngineDeadError, match=r"ended with status 1[\s\S]*loading weights\nthe model does not fit"),
+        pytest.raises(
+            EngineDeadError, match=r"ended with status 1[\s\S]*loading weights\nthe model does not fit"
+        ),
         start_front_process([*argv, "fail"], address, log=tmp_path / "log", ready_timeout_seconds=20.0),
     ):
         pytest.fail("entered the block of an engine that never answered")

@@ -4,14 +4,17 @@ import subprocess
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from weightlane import messages
 from weightlane.endpoint import EngineEndpoint
 from weightlane.errors import EngineError, SyncError
-from weightlane.front.client import FrontEndpoint
 from weightlane.program import EngineCall, RequestMove
+
+if TYPE_CHECKING:
+    from weightlane.front.client import FrontEndpoint
 
 
 def test_every_request_reaches_the_engine_and_returns(endpoint: FrontEndpoint) -> None:
@@ -33,7 +36,9 @@ def test_a_typed_error_keeps_its_type_and_a_foreign_one_its_traceback(endpoint: 
     with pytest.raises(SyncError, match=r"what happened\..* why it did\. how to mend it\.") as typed:
         endpoint.call(EngineCall("typed"))
     assert "raise SyncError" in typed.value.remote_traceback  # type: ignore[attr-defined]
-    with pytest.raises(EngineError, match=r"ValueError: the engine's own words \(from front unix:") as foreign:
+    with pytest.raises(
+        EngineError, match=r"ValueError: the engine's own words \(from front unix:"
+    ) as foreign:
         endpoint.call(EngineCall("boom"))
     assert 'raise ValueError("the engine' in foreign.value.remote_traceback  # type: ignore[attr-defined]
 

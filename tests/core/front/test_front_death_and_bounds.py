@@ -4,13 +4,16 @@ import os
 import signal
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from weightlane import messages
 from weightlane.errors import EngineDeadError, SyncTimeoutError
 from weightlane.front.client import FrontEndpoint
-from weightlane.front.process import FrontProcess
+
+if TYPE_CHECKING:
+    from weightlane.front.process import FrontProcess
 
 
 def test_a_server_killed_in_mid_call_ends_the_call_at_once_and_names_it(

@@ -6,12 +6,15 @@ import struct
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from weightlane import messages
-from weightlane.front.client import FrontEndpoint
+
+if TYPE_CHECKING:
+    from weightlane.front.client import FrontEndpoint
 
 
 class _TouchOnLoad:
@@ -55,7 +58,9 @@ def test_malformed_messages_are_refused_and_the_connection_lives_on(
             assert named in failure.what
             assert "Traceback" in failure.traceback
         connection.send_bytes(messages.encode(messages.GetFacts()))
-        reply: messages.FrontReply = messages.decode(connection.recv_bytes(), messages.FrontReply, sender="test")
+        reply: messages.FrontReply = messages.decode(
+            connection.recv_bytes(), messages.FrontReply, sender="test"
+        )
         assert isinstance(reply, messages.Facts)
     assert not touched.exists()
     assert endpoint.facts().engine == "fake"
@@ -74,14 +79,18 @@ def test_a_frame_longer_than_allowed_is_refused_unread(
     stranger.sendall(struct.pack("!i", -1) + struct.pack("!Q", 1 << 40))
     with Connection(stranger.detach()) as connection:
         assert connection.poll(5.0)
-        reply: messages.FrontReply = messages.decode(connection.recv_bytes(), messages.FrontReply, sender="test")
+        reply: messages.FrontReply = messages.decode(
+            connection.recv_bytes(), messages.FrontReply, sender="test"
+        )
     assert isinstance(reply, messages.Failure)
     assert reply.error_type == "ProtocolError"
     assert "bad message length" in reply.what
     assert endpoint.facts().engine == "fake"
 
 
-def test_a_frame_cut_short_ends_that_connection_only(stranger: socket.socket, endpoint: FrontEndpoint) -> None:
+def test_a_frame_cut_short_ends_that_connection_only(
+    stranger: socket.socket, endpoint: FrontEndpoint
+) -> None:
     stranger.sendall(struct.pack("!i", 1000) + b"only the beginning")
     stranger.close()
     assert endpoint.facts().engine == "fake"

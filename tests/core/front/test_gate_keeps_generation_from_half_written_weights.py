@@ -77,7 +77,9 @@ def generate(desk: FrontDesk) -> messages.FrontReply:
     return desk.answer(messages.Generate(((1,),), 1))
 
 
-def test_a_generation_during_a_sync_waits_until_it_is_published(desk: FrontDesk, workers: FakeWorkers) -> None:
+def test_a_generation_during_a_sync_waits_until_it_is_published(
+    desk: FrontDesk, workers: FakeWorkers
+) -> None:
     replies: list[messages.FrontReply] = []
     sync = threading.Thread(target=tell, args=(desk, RECEIVE))
     sync.start()

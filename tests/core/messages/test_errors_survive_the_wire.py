@@ -9,7 +9,8 @@ import pytest
 
 from weightlane import errors
 from weightlane.errors import EngineError, PlanError, Problem, WeightlaneError
-from weightlane.messages import AgentReply, Failure, decode, encode, error_of, failure_of
+from weightlane.failures import error_of, failure_of
+from weightlane.messages import AgentReply, Failure, decode, encode
 
 TYPED = sorted(
     (

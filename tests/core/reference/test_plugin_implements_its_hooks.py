@@ -34,7 +34,9 @@ def target(**fields: object) -> RolloutTarget:
     return RolloutTarget("reference", **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("version", "fits"), [("4.49.0", False), ("4.50.0", True), ("5.24.0", True), ("6.0", False)])
+@pytest.mark.parametrize(
+    ("version", "fits"), [("4.49.0", False), ("4.50.0", True), ("5.24.0", True), ("6.0", False)]
+)
 def test_versions(version: str, fits: bool) -> None:
     assert DESCRIPTOR.versions.contains(version, prereleases=True) is fits
 
@@ -57,7 +59,9 @@ def test_facts_of_what_is_installed_and_of_nothing() -> None:
 
 def test_an_engine_of_this_process_gives_facts_endpoint_and_worker(untied_folder: str) -> None:
     engine = ReferenceEngine(untied_folder)
-    facts = plugin.weightlane_collect_facts(FactsContext("reference", ("transformers",), target(handle=engine)))
+    facts = plugin.weightlane_collect_facts(
+        FactsContext("reference", ("transformers",), target(handle=engine))
+    )
     assert facts is not None
     assert (facts.source, facts.model_path) == ("worker", untied_folder)
     endpoint = plugin.weightlane_open_endpoint(EndpointContext(DESCRIPTOR, target(handle=engine), 5.0))

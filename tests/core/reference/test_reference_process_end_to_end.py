@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from weightlane import messages
+from weightlane import failures, messages
 from weightlane.buckets import lay_out_buckets
 from weightlane.errors import EngineDeadError, NotServableError
 from weightlane.front.client import FrontEndpoint
 from weightlane.front.process import FrontProcess, start_front_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 PROMPTS = ((1, 2, 3), (4, 5), (6, 7, 8))
 
@@ -44,7 +46,7 @@ class Sender:
         (data,) = self.endpoint.call_workers(messages.encode(request), 20.0)
         reply: messages.AgentReply = messages.decode(data, messages.AgentReply, sender="worker")
         if isinstance(reply, messages.Failure):
-            raise messages.error_of(reply)
+            raise failures.error_of(reply)
         return reply
 
     def begin(self, sync: int, version: int) -> None:
@@ -60,7 +62,10 @@ class Sender:
         memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
         tensors = list(self.weights.values())
         pack_bucket(
-            memory, layout, self.plan.tensors, [(entry.tensor, tensors[entry.tensor]) for entry in layout.entries]
+            memory,
+            layout,
+            self.plan.tensors,
+            [(entry.tensor, tensors[entry.tensor]) for entry in layout.entries],
         )
         self.tell(messages.LoadInline("lane", sync, bucket, bytes(memory_of(memory))))
 
@@ -134,7 +139,15 @@ def test_a_sync_cancelled_before_its_first_write_leaves_the_engine_serving(
 
 def test_a_server_without_a_model_says_so_in_its_log(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s/front"
-    argv = [sys.executable, "-m", "weightlane.reference.server", "--model", str(tmp_path), "--address", address]
+    argv = [
+        sys.executable,
+        "-m",
+        "weightlane.reference.server",
+        "--model",
+        str(tmp_path),
+        "--address",
+        address,
+    ]
     started = time.monotonic()
     with (
         pytest.raises(EngineDeadError, match=f"status 1 before[\\s\\S]*cannot load {tmp_path}"),

@@ -134,7 +134,9 @@ def test_check_plan_lists_every_problem_at_once(tied_engine: ReferenceEngine) ->
         WireTensor("model.embed_tokens.weight", (512, 65), "float32"),
         WireTensor("lm_head.weight", (512, 64), "float32"),
     )
-    problems = tied_engine.worker.check_plan(ReceivePlan("lane", "digest", "reference", "inline", tensors, ()))
+    problems = tied_engine.worker.check_plan(
+        ReceivePlan("lane", "digest", "reference", "inline", tensors, ())
+    )
     assert [(problem.kind, problem.subject) for problem in problems] == [
         ("extra-name", "model.norm.weigth"),
         ("shape", "model.embed_tokens.weight"),
@@ -195,5 +197,7 @@ def test_fused_experts_are_refused_by_name_and_others_served(tmp_path: Any) -> N
     if not hasattr(model.model.layers[0].mlp.experts, "gate_up_proj"):  # transformers 4
         assert ReferenceEngine(str(tmp_path)).worker.describe().servable
         return
-    with pytest.raises(EngineError, match=r"fused experts yet: model\.layers\.0\.mlp\.experts\.0\.\w+\.weight"):
+    with pytest.raises(
+        EngineError, match=r"fused experts yet: model\.layers\.0\.mlp\.experts\.0\.\w+\.weight"
+    ):
         ReferenceEngine(str(tmp_path))

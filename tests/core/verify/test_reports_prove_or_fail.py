@@ -71,7 +71,7 @@ def verify(
     *reports: ReceiveReport, level: str = "digest", digests: tuple[str, ...] = ("d", "d"), **options: Any
 ) -> str:
     chosen = replica(**options)
-    return verify_replica(plan(level, chosen), chosen, moved(*digests), reports).verified
+    return verify_replica(plan(level, chosen), chosen, moved(*digests), reports, sync=1, version=1).verified
 
 
 def test_equal_reports_prove_counts_and_digests() -> None:
@@ -138,3 +138,9 @@ def test_ranks_that_sent_different_bytes_are_named() -> None:
     assert verify_ranks(plan("counts"), moved("", "")) == ""
     with pytest.raises(VerificationError, match="rank 0 d, rank 1 e"):
         verify_ranks(plan(), moved("d", "e"))
+
+
+@pytest.mark.parametrize("fields", [{"sync": 2}, {"version": 2}])
+def test_a_report_of_another_sync_or_version_is_caught(fields: dict[str, int]) -> None:
+    with pytest.raises(VerificationError, match="not sync 1 of version 1"):
+        verify(report(0), report(1, **fields))

@@ -8,7 +8,7 @@ import msgspec
 
 from weightlane.demo.settings import Lesson
 from weightlane.errors import ProtocolError
-from weightlane.messages import Failure
+from weightlane.failures import Failure
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,14 +16,7 @@ from weightlane.front.endpoint import MessageEndpoint
 from weightlane.front.frames import MAX_FRAME_BYTES, connection_of, prove_key_to_server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from multiprocessing.connection import Connection
-
-    from torch import Tensor
-
-    from weightlane.facts import EngineFacts
-    from weightlane.program import EngineCall, RequestMove
-    from weightlane.receiver import WorkerDescription
 
 _STALL_SECONDS = 30.0
 _POLL_SECONDS = 0.2  # how soon `close` ends a running call
@@ -126,4 +119,3 @@ class FrontEndpoint(MessageEndpoint):
             f"{why}.",
             "Look at the end of the engine's log, restart it and connect again.",
         )
-

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from typing_extensions import assert_never
 
-from weightlane import messages
+from weightlane import failures, messages
 from weightlane.front.gate import ServingGate
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ class FrontDesk:
         self._gate.open()
 
 
-def traced_failure(error: BaseException, *, origin: str) -> messages.Failure:
+def traced_failure(error: BaseException, *, origin: str) -> failures.Failure:
     """The error as a message that always carries a traceback, also for typed errors."""
-    failure = messages.failure_of(error, origin=origin)
+    failure = failures.failure_of(error, origin=origin)
     if failure.traceback:
         return failure
     return msgspec.structs.replace(failure, traceback="".join(traceback.format_exception(error)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
-from weightlane import messages
+from weightlane import failures, messages
 from weightlane.errors import EngineError, ProtocolError
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ class MessageEndpoint(ABC):
         for worker, data in enumerate(replies):
             sender = f"worker {worker} of {self.address}"
             reply: messages.AgentReply = messages.decode(data, messages.AgentReply, sender=sender)
-            if isinstance(reply, messages.Failure):
-                raise messages.error_of(reply)
+            if isinstance(reply, failures.Failure):
+                raise failures.error_of(reply)
             if not isinstance(reply, messages.Described):
                 raise _wrong_reply(sender, reply, "describe")
             described.append(reply.description)
@@ -109,8 +109,8 @@ class MessageEndpoint(ABC):
         self, request: messages.FrontRequest, expected: type[_Reply], name: str, bound_seconds: float
     ) -> _Reply:
         reply = self._exchange(request, name, bound_seconds)
-        if isinstance(reply, messages.Failure):
-            raise messages.error_of(reply)
+        if isinstance(reply, failures.Failure):
+            raise failures.error_of(reply)
         if not isinstance(reply, expected):
             raise _wrong_reply(f"The front {self.address}", reply, name)
         return reply

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from weightlane.agent import agent_of
+from weightlane.agents import agent_of
 from weightlane.errors import EngineError, NotServableError, SyncTimeoutError
 from weightlane.facts import EngineFacts
 from weightlane.front.desk import FrontDesk
@@ -90,7 +90,8 @@ class ReferenceEngine:
             if self._writing is not None:
                 raise NotServableError(
                     "The reference engine refuses to generate.",
-                    f"Its weights are being written, or were half-written, by a sync to version {self._writing}.",
+                    f"Its weights are being written, or were half-written, by a sync to version "
+                    f"{self._writing}.",
                     "Sync until a sync is published.",
                 )
             return generate_tokens(self.model, request, version=self._version)

@@ -90,7 +90,10 @@ def _choose(scores: Tensor, temperature: float, streams: list[Any]) -> Tensor:
     if temperature == 0:
         return scores.argmax(-1)
     probabilities = (scores / temperature).softmax(-1).cpu()
-    drawn = [torch.multinomial(row, 1, generator=stream) for row, stream in zip(probabilities, streams, strict=True)]
+    drawn = [
+        torch.multinomial(row, 1, generator=stream)
+        for row, stream in zip(probabilities, streams, strict=True)
+    ]
     return torch.cat(drawn).to(scores.device)
 
 
@@ -110,4 +113,6 @@ def _check(request: Generate, *, vocabulary: int) -> None:
         wrong = next((token for token in prompt if not 0 <= token < vocabulary), None)
         if wrong is not None or not prompt:
             what = "is empty" if not prompt else f"holds token id {wrong}"
-            raise EngineError(f"Prompt {number} {what}.", f"Token ids are 0 to {vocabulary - 1}, one at least.")
+            raise EngineError(
+                f"Prompt {number} {what}.", f"Token ids are 0 to {vocabulary - 1}, one at least."
+            )

@@ -151,7 +151,9 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
     """Nothing to call: the front's gate follows the agent's own messages."""
     del context
-    return Lifecycle(notes=("generation is held back from the first message of a sync until it is published",))
+    return Lifecycle(
+        notes=("generation is held back from the first message of a sync until it is published",)
+    )
 
 
 @hookimpl

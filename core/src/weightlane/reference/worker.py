@@ -34,8 +34,10 @@ class ReferenceWorker:
         inside = [tensor.canonical for tensor in checkpoint if not tensor.live_name]
         if inside:
             raise EngineError(
-                f"The reference engine does not support fused experts yet: {inside[0]} and {len(inside) - 1} more.",
-                f"This transformers version holds them inside other tensors of {type(engine.model).__name__}.",
+                f"The reference engine does not support fused experts yet: {inside[0]} and "
+                f"{len(inside) - 1} more.",
+                f"This transformers version holds them inside other tensors of "
+                f"{type(engine.model).__name__}.",
                 "Use a dense model, transformers 4, or another engine.",
             )
         self._live_names = {tensor.canonical: tensor.live_name for tensor in checkpoint}
@@ -46,9 +48,12 @@ class ReferenceWorker:
         """This worker now; live tensors are looked up afresh."""
         model = self._engine.model
         live = [
-            _live(name, tensor, "parameter") for name, tensor in model.named_parameters(remove_duplicate=False)
+            _live(name, tensor, "parameter")
+            for name, tensor in model.named_parameters(remove_duplicate=False)
         ]
-        live += [_live(name, tensor, "buffer") for name, tensor in model.named_buffers(remove_duplicate=False)]
+        live += [
+            _live(name, tensor, "buffer") for name, tensor in model.named_buffers(remove_duplicate=False)
+        ]
         expected = [
             ExpectedTensor(item.canonical, item.shape, item.dtype, item.tied_to)
             for item in checkpoint_tensors_of_model(model)
@@ -75,10 +80,14 @@ class ReferenceWorker:
             target = live.get(self._live_names.get(wire.name, ""))
             if target is None or wire.name in self._tied:
                 why = "is tied" if wire.name in self._tied else "is not a tensor of this model"
-                problems.append(Problem("extra-name", wire.name, why, near=near_names(wire.name, self._live_names)))
+                problems.append(
+                    Problem("extra-name", wire.name, why, near=near_names(wire.name, self._live_names))
+                )
             elif tuple(target.shape) != wire.shape:
                 problems.append(
-                    Problem("shape", wire.name, f"{list(wire.shape)} planned, {list(target.shape)} in the model")
+                    Problem(
+                        "shape", wire.name, f"{list(wire.shape)} planned, {list(target.shape)} in the model"
+                    )
                 )
         return problems
 
@@ -100,15 +109,22 @@ class ReferenceWorker:
             for name, tensor in tensors:
                 target = live.get(self._live_names.get(name, ""))
                 if target is None or name in self._tied:
-                    why = f"It is tied to {self._tied[name]}." if name in self._tied else "The model has no such name."
+                    why = (
+                        f"It is tied to {self._tied[name]}."
+                        if name in self._tied
+                        else "The model has no such name."
+                    )
                     raise SyncError(f"{name} cannot be written into the reference engine.", why)
                 if target.shape != tensor.shape:
                     raise SyncError(
-                        f"{name} came with shape {list(tensor.shape)} and the model holds {list(target.shape)}.",
+                        f"{name} came with shape {list(tensor.shape)} and the model holds "
+                        f"{list(target.shape)}.",
                         "A copy would broadcast or fail half-way.",
                     )
                 if name in self._written:
-                    raise SyncError(f"{name} came twice in one sync.", "Which of the two is right is not known.")
+                    raise SyncError(
+                        f"{name} came twice in one sync.", "Which of the two is right is not known."
+                    )
                 target.copy_(tensor)
                 self._written.add(name)
         return len(tensors)

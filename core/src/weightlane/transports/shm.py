@@ -40,6 +40,10 @@ class ShmSink:
         """The ring's file."""
         return str(self.ring.path)
 
+    def attached(self) -> None:
+        """The worker has the ring open; its name is not needed any more."""
+        self.ring.hide()
+
     def beat(self) -> None:
         """Shows the worker that this rank lives; called about once a second from the beating thread."""
         self.ring.beat()

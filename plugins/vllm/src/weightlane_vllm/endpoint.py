@@ -64,7 +64,7 @@ class LlmEndpoint(LocalEndpoint):
         Raises:
             EngineError: the engine's workers are processes of their own.
         """
-        from weightlane.agent import agent_of
+        from weightlane.agents import agent_of
 
         core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
         wrapper = getattr(getattr(core, "model_executor", None), "driver_worker", None)

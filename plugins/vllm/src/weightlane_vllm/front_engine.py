@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weightlane import messages
+from weightlane import failures, messages
 from weightlane.errors import EngineError
 from weightlane_vllm.driver import LlmDriver
 from weightlane_vllm.facts import WEIGHT_VERSION
@@ -48,8 +48,8 @@ class LlmFrontEngine:
         facts = None
         for reply in self.call_workers(messages.encode(messages.Describe(backend)), start_seconds):
             answer: messages.AgentReply = messages.decode(reply, messages.AgentReply, sender="a worker")
-            if isinstance(answer, messages.Failure):
-                raise messages.error_of(answer)
+            if isinstance(answer, failures.Failure):
+                raise failures.error_of(answer)
             if not isinstance(answer, messages.Described):
                 raise EngineError(f"A worker answered describe with {type(answer).__name__}.")
             described = answer.description

@@ -16,6 +16,6 @@ class WeightlaneWorkerExtension:
 
     def weightlane_agent(self, message: bytes) -> bytes:
         """Hands one encoded `AgentRequest` to this worker's agent; gives the encoded reply, never raises."""
-        from weightlane.agent import agent_of
+        from weightlane.agents import agent_of
 
         return agent_of(self).handle(message)

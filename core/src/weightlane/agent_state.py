@@ -1,0 +1,54 @@
+"""What an agent remembers: the lanes attached to its worker, and the sync that is open on it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weightlane.messages import ReceiveReport
+
+if TYPE_CHECKING:
+    from weightlane.messages import ReceivePlan
+    from weightlane.packing import WireDigest
+    from weightlane.ring import RingReader
+
+
+@dataclass(slots=True)
+class Attached:
+    """A lane's plan on this worker, and the ring it reads (transport `shm`)."""
+
+    plan: ReceivePlan
+    ring: RingReader | None = None
+
+
+@dataclass(slots=True)
+class OpenSync:
+    """One sync between its first and its last bucket on this worker."""
+
+    plan: ReceivePlan
+    sync: int
+    version: int
+    digest: WireDigest | None
+    started: float = field(default_factory=time.monotonic)
+    begun: bool = False
+    next_bucket: int = 0
+    tensors: int = 0
+    nbytes: int = 0
+    loaded: int = 0
+    wait_seconds: float = 0.0
+    load_seconds: float = 0.0
+
+    def report(self, worker: int) -> ReceiveReport:
+        """What worker `worker` tells the controller of this sync."""
+        return ReceiveReport(
+            worker=worker,
+            sync=self.sync,
+            version=self.version,
+            tensors=self.tensors,
+            nbytes=self.nbytes,
+            loaded=self.loaded,
+            digest=self.digest.hexdigest() if self.digest else "",
+            wait_seconds=self.wait_seconds,
+            load_seconds=self.load_seconds,
+        )
