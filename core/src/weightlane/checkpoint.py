@@ -79,9 +79,10 @@ def build_on_meta(config_or_dir: object) -> Any:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise _unbuildable(source, error) from error
+    auto_model: Any = AutoModelForCausalLM  # transformers does not annotate from_config
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = auto_model.from_config(config, trust_remote_code=False)
     except (ValueError, TypeError, AttributeError, ImportError) as error:
         raise _unbuildable(source, error) from error
     model.tie_weights()
@@ -144,7 +145,8 @@ def _checkpoint_names(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]
         raise EngineError(
             f"The checkpoint names of {type(model).__name__} cannot be worked out: {error}.",
             "transformers could not reverse its own conversion of this model (fused experts, for one).",
-            "Use a model whose checkpoint holds the tensors as the model does, or another transformers version.",
+            "Use a model whose checkpoint holds the tensors as the model does, or another transformers "
+            "version.",
         ) from error
     # Reversing sorts by name; a tie's owner is the first in the model's own order, so that is restored.
     ordered = sorted(reverted.items(), key=lambda item: position.get(id(item[1]), len(position)))

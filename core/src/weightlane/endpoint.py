@@ -43,7 +43,10 @@ class EngineEndpoint(Protocol):
         """Carries one encoded `AgentRequest` to every worker; replies come in worker order."""
 
     def call(self, call: EngineCall, *, version: int | None = None) -> str:
-        """Runs one call of the engine's own; `version` fills `call.version_field`. Gives the answer as text."""
+        """Runs one call of the engine's own and gives the answer as text.
+
+        `version` fills `call.version_field`.
+        """
 
     def send_bucket(
         self, move: RequestMove, tensors: Sequence[tuple[str, Tensor]], *, last: bool, version: int

@@ -29,7 +29,6 @@ class WeightlaneError(Exception):
         self.remote_traceback = ""
         super().__init__(" ".join(part for part in (what, why, fix) if part))
 
-
     @property
     def reason(self) -> tuple[str, str, str]:
         """Type, what and why without the process that raised it: equal when ranks failed alike."""

@@ -22,7 +22,7 @@ A plugin in full::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
@@ -57,7 +57,8 @@ _hookimpl = pluggy.HookimplMarker(PROJECT)
 
 def hookimpl(function: _Hook) -> _Hook:
     """Marks an implementation of one of the hooks below."""
-    return cast("_Hook", _hookimpl(function))
+    marked: _Hook = _hookimpl(function)
+    return marked
 
 
 # -- any process ------------------------------------------------------------------------------------------
