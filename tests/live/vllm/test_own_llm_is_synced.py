@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).parent / "programs/sync_own_llm.py"
     ("multiprocessing", "transport"), [("0", "inprocess"), ("1", "shm"), ("1", "inline")]
 )
 def test_an_engine_handle_is_synced_in_place(
-    vllm_python: Path, tiny_folder: Path, multiprocessing: str, transport: str
+    vllm_python: Path, tiny_folder: Path, tmp_path: Path, multiprocessing: str, transport: str
 ) -> None:
     environment = {
         **os.environ,
@@ -28,7 +28,7 @@ def test_an_engine_handle_is_synced_in_place(
         "VLLM_ENABLE_V1_MULTIPROCESSING": multiprocessing,
     }
     finished = subprocess.run(
-        [str(vllm_python), str(PROGRAM), str(tiny_folder), transport],
+        [str(vllm_python), str(PROGRAM), str(tiny_folder), transport, str(tmp_path / "answer")],
         env=environment,
         capture_output=True,
         text=True,
@@ -36,7 +36,7 @@ def test_an_engine_handle_is_synced_in_place(
         check=False,
     )
     assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-4000:]
-    seen = json.loads(finished.stdout.splitlines()[-1])
+    seen = json.loads((tmp_path / "answer").read_text())
     assert seen["alive"]
     assert [sync["version"] for sync in seen["syncs"]] == [1, 2]
     for sync in seen["syncs"]:

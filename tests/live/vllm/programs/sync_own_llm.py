@@ -1,12 +1,13 @@
-"""Trainer and `LLM` in one process: syncs an engine handle and prints what was seen, as JSON.
+"""Trainer and `LLM` in one process: syncs an engine handle and writes what was seen, as JSON.
 
-python sync_own_llm.py MODEL TRANSPORT
+python sync_own_llm.py MODEL TRANSPORT ANSWER
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 PROMPT = [17, 250, 33, 8, 120, 64, 3]
@@ -14,7 +15,7 @@ TOKENS = 8
 
 
 def main() -> None:
-    model_folder, transport = sys.argv[1:]
+    model_folder, transport, answer = sys.argv[1:]
     import torch
     from transformers import AutoModelForCausalLM
     from vllm import LLM, SamplingParams
@@ -74,7 +75,7 @@ def main() -> None:
                 )
                 stale = expected
     alive = of_the_owner()[0] == stale[0]  # closing the lane lets go of the engine, not more
-    sys.stdout.write("\n" + json.dumps({"syncs": seen, "alive": alive}) + "\n")
+    Path(answer).write_text(json.dumps({"syncs": seen, "alive": alive}))
 
 
 if __name__ == "__main__":
