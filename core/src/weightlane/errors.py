@@ -105,7 +105,7 @@ class Problem:
     def __str__(self) -> str:
         near = f" Near: {', '.join(self.near)}." if self.near else ""
         fix = f" {self.fix}" if self.fix else ""
-        return f"[{self.kind}] {self.subject}: {self.what}{near}{fix}"
+        return f"[{self.kind}] {self.subject}: {self.what.removesuffix('.')}.{near}{fix}"
 
 
 class PlanError(WeightlaneError):

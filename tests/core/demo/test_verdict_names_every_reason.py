@@ -35,7 +35,10 @@ def test_a_stale_rollout_fails_for_version_difference_correlation_and_reward(
     )
     told = reasons(stale_steps, closing)
     assert len(told) == 6
-    assert "In steps 2 to 8 the engine sampled from version 1 while the trainer held versions 2 to 8." in told
+    assert told[0] == (
+        "The rollout is stale: in steps 2 to 8 the engine sampled from version 1 while the trainer held "
+        "versions 2 to 8."
+    )
     assert "At the end the engine served version 1 while the trainer held version 9." in told
     assert any("rollout_probs_diff_mean grew to 0.008 at step 8" in reason for reason in told)
     assert any("rollout_actor_probs_pearson_corr fell to 0.2000 at step 8" in reason for reason in told)
@@ -46,7 +49,7 @@ def test_a_stale_rollout_fails_for_version_difference_correlation_and_reward(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"rollout_versions": (2, 3)}, "In step 3 the engine sampled from versions 2 to 3"),
+        ({"rollout_versions": (2, 3)}, "in step 3 the engine sampled from versions 2 to 3"),
         ({"rollout_versions": (4,)}, "from version 4 while the trainer held version 3"),
         ({"rollout_versions": (None,)}, "did not say which version made its samples in step 3"),
         ({"probs_diff_mean": 2e-4}, "rollout_probs_diff_mean grew to 0.0002 at step 3"),

@@ -70,8 +70,8 @@ def _versions(steps: Sequence[StepReport], closing: Closing | None) -> Iterator[
         served = sorted({number for step in stale for number in step.rollout_versions if number is not None})
         held = [step.trainer_version for step in stale]
         yield (
-            f"In {_ranges('step', [step.step for step in stale])} the engine sampled from "
-            f"{_ranges('version', served)} while the trainer held {_ranges('version', held)}."
+            f"The rollout is stale: in {_ranges('step', [step.step for step in stale])} the engine sampled "
+            f"from {_ranges('version', served)} while the trainer held {_ranges('version', held)}."
         )
     if closing and set(closing.rollout_versions) != {closing.trainer_version}:
         served = [number for number in closing.rollout_versions if number is not None]
