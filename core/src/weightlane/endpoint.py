@@ -56,7 +56,7 @@ class EngineEndpoint(Protocol):
     def generate(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0
     ) -> tuple[Generation, ...]:
-        """Continuations with log-probs of the chosen tokens; greedy at temperature 0."""
+        """Continuations of exactly `max_tokens` tokens with their log-probs; greedy at temperature 0."""
 
     def close(self) -> None:
         """Lets go of the handle, not of the engine. Idempotent."""

@@ -180,7 +180,10 @@ class CallEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="c
 
 
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="generate"):
-    """Greedy (`temperature` 0) or sampled continuation of token-id prompts, with log-probs."""
+    """Greedy (`temperature` 0) or sampled continuation of token-id prompts, with log-probs.
+
+    Each continuation has exactly `max_tokens` tokens: an end-of-text token does not end it.
+    """
 
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int

@@ -41,7 +41,9 @@ def synced(
     assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, syncs + 1)]
 
 
-@pytest.mark.parametrize(("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "partitioned")])
+@pytest.mark.parametrize(
+    ("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "replicated"), (4, "partitioned")]
+)
 def test_ranks_sync_a_small_model_in_many_buckets(
     tiny_server: RunningServer, tiny_folder: Path, ranks: int, placement: str
 ) -> None:

@@ -44,6 +44,7 @@ def generate_body(
         "top_p": 1.0,
         "top_k": -1,
         "min_p": 0.0,
+        "ignore_eos": True,  # the contract asks for exactly max_tokens
     }
     if temperature > 0:
         sampling["sampling_seed"] = seed

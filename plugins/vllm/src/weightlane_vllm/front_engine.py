@@ -104,6 +104,7 @@ class LlmFrontEngine:
                 max_tokens=request.max_tokens,
                 logprobs=0,  # of the chosen token alone
                 seed=request.seed,
+                ignore_eos=True,  # the contract asks for exactly max_tokens
                 detokenize=False,
             )
             prompts = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
