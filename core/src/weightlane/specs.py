@@ -51,7 +51,7 @@ class RolloutSpec:
 
 
 def trainer(
-    engine: str,
+    name: str,
     *,
     model: Any,
     placement: Literal["replicated", "partitioned"] = "replicated",
@@ -60,41 +60,41 @@ def trainer(
     """Names the trainer of this rank.
 
     Args:
-        engine: `torch` (a plain module, a mapping of named tensors, or None on a rank that holds nothing).
+        name: `torch` (a plain module, a mapping of named tensors, or None on a rank that holds nothing).
         model: this rank's model; tensors are looked up in it afresh at every sync.
         placement: `replicated`: every rank holds every tensor, else the plan is an error. `partitioned`:
             a tensor may live on some ranks only and is broadcast to those that send it.
         plugin: pins the backend to one distribution, as `acme-fsdp` or `acme-fsdp==1.2.*`.
     """
-    return TrainerSpec(engine, model, plugin, {"placement": placement})
+    return TrainerSpec(name, model, plugin, {"placement": placement})
 
 
 def rollout(
-    engine: str,
+    name: str,
     *,
     url: str = "",
-    handle: Any = None,
+    engine: Any = None,
     model: str = "",
     plugin: str | None = None,
 ) -> RolloutSpec:
     """Names one replica of a rollout engine; used on the controller (rank 0), ignored elsewhere.
 
     Args:
-        engine: `reference`, `vllm` or `sglang`.
+        name: `reference`, `vllm` or `sglang`.
         url: `unix:/path` or `tcp:host:port` of a weightlane front beside the engine, or the `http://` URL of
             a server. What an HTTP server is sent may be a format that executes code there (SGLang's wire is
             pickle); it goes to this URL alone.
-        handle: an engine object living in this process, in place of `url`.
+        engine: an engine object living in this process, such as a `vllm.LLM`, in place of `url`.
         model: the checkpoint folder that the engine was started from, where it cannot tell by itself.
         plugin: pins the backend to one distribution.
 
     Raises:
-        EngineError: both or neither of `url` and `handle` were given.
+        EngineError: both or neither of `url` and `engine` were given.
     """
-    if bool(url) == (handle is not None):
+    if bool(url) == (engine is not None):
         raise EngineError(
-            f"rollout({engine!r}) needs exactly one of url= and handle=.",
+            f"rollout({name!r}) needs exactly one of url= and engine=.",
             "An engine is reached at an address or is an object in this process.",
             "Pass one of them.",
         )
-    return RolloutSpec(RolloutTarget(engine, address=url, handle=handle, model=model), plugin)
+    return RolloutSpec(RolloutTarget(name, address=url, handle=engine, model=model), plugin)

@@ -1,4 +1,4 @@
-"""An `LLM` object of the trainer's own process as the rollout: `wl.rollout("vllm", handle=llm)`."""
+"""An `LLM` object of the trainer's own process as the rollout: `wl.rollout("vllm", engine=llm)`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def main() -> None:
         stale = truth()
         with wl.connect(
             trainer=wl.trainer("torch", model=model),
-            rollout=[wl.rollout("vllm", handle=llm)],
+            rollout=[wl.rollout("vllm", engine=llm)],
             transport=transport,
         ) as lane:
             for version in (1, 2):
