@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from weightlane.demo.engines import EngineStart, RunningEngine, own_python, start_engine
@@ -15,9 +13,11 @@ from weightlane.demo.ranks import start_trainer_ranks
 from weightlane.demo.settings import LIMITS, RANKS, REAL_LESSON, TINY_LESSON
 from weightlane.demo.verdict import Verdict, broken, judge
 from weightlane.errors import ProtocolError, WeightlaneError
+from weightlane.front.socket_folder import socket_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from weightlane.demo.ranks import TrainerRanks
     from weightlane.demo.settings import DemoSettings, Lesson
@@ -67,7 +67,7 @@ def run_demo(settings: DemoSettings, view: View) -> Record:
     started = time.monotonic()
     lesson = REAL_LESSON if settings.model else TINY_LESSON
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weightlane-demo-")))
+        folder = stack.enter_context(socket_folder())
         record, ranks, engine = _connect(stack, settings, lesson, folder, view)
         try:
             _follow(record, ranks, view)
