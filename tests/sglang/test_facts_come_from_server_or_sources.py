@@ -71,6 +71,20 @@ def test_targets_of_other_kinds_are_left_to_other_plugins(address: str) -> None:
     assert plugin.weightlane_collect_facts(FactsContext("sglang", ("sglang",), target)) is None
 
 
+def test_arguments_that_decide_a_refusal_are_read(fake_server: Any, answer: Any) -> None:
+    told = fake_server.answers["/server_info"].body
+    deciding = {"enable_lora": True, "hicache_storage_backend": "file", "enable_lmcache": True}
+    fake_server.answers["/server_info"] = answer({**told, **deciding, "enable_flexkv": False})
+    with HttpChannel(fake_server.url) as channel:
+        arguments = read_facts(channel, timeout_seconds=5).launch_arguments
+    assert {name: arguments[name] for name in (*deciding, "enable_flexkv")} == {
+        "enable_lora": "true",
+        "hicache_storage_backend": "file",
+        "enable_lmcache": "true",
+        "enable_flexkv": "false",
+    }
+
+
 def test_other_engines_are_left_alone() -> None:
     assert plugin.weightlane_collect_facts(FactsContext("vllm", ("vllm",))) is None
 

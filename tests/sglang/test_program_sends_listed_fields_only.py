@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,9 @@ def test_requests_waiting_at_the_server_are_not_aborted_by_publishing(
         ({"quantization": "fp8"}, "quantization"),
         ({"launch_arguments": {"speculative_algorithm": "EAGLE"}}, "speculative_algorithm"),
         ({"launch_arguments": {"weight_cache_mode": "shared"}}, "weight_cache_mode"),
+        ({"launch_arguments": {"hicache_storage_backend": "file"}}, "hicache_storage_backend"),
+        ({"launch_arguments": {"enable_lmcache": "true"}}, "enable_lmcache"),
+        ({"launch_arguments": {"enable_flexkv": "true"}}, "enable_flexkv"),
     ],
 )
 def test_a_server_whose_weights_cannot_be_written_by_name_is_refused(
@@ -99,6 +103,35 @@ def test_a_server_whose_weights_cannot_be_written_by_name_is_refused(
     with pytest.raises(PlanError) as caught:
         program(facts_of(**changes))
     assert [problem.subject for problem in caught.value.problems] == [subject]
+
+
+def test_switches_that_are_off_refuse_nothing(facts_of: Callable[..., EngineFacts]) -> None:
+    off = {"enable_lmcache": "false", "enable_flexkv": "false", "enable_lora": "false"}
+    program(facts_of(launch_arguments=off))
+
+
+@pytest.mark.parametrize(
+    ("enable_lora", "name", "refused"),
+    [
+        ("true", "model.layers.0.mlp.experts.3.up_proj.weight", True),
+        ("false", "model.layers.0.mlp.experts.3.up_proj.weight", False),
+        ("true", "model.layers.0.mlp.up_proj.weight", False),
+    ],
+)
+def test_experts_are_refused_where_lora_would_drop_them(
+    facts_of: Callable[..., EngineFacts], enable_lora: str, name: str, refused: bool
+) -> None:
+    facts = facts_of(launch_arguments={"enable_lora": enable_lora})
+    worker = WorkerDescription(0, 1, "h", 0, "i", expected=(ExpectedTensor(name, (2, 2)),))
+    asked = dataclasses.replace(context(facts), workers=(worker,))
+    if not refused:
+        plugin.weightlane_build_requests(asked)
+        return
+    with pytest.raises(PlanError, match="did not write") as caught:
+        plugin.weightlane_build_requests(asked)
+    (problem,) = caught.value.problems
+    assert (problem.kind, problem.subject) == ("capability", "enable_lora")
+    assert name in problem.what
 
 
 def test_all_refusals_come_at_once(facts_of: Callable[..., EngineFacts]) -> None:

@@ -53,6 +53,9 @@ LAUNCH_ARGUMENTS_READ = (
     "speculative_algorithm",
     "weight_cache_mode",
     "enable_lora",
+    "hicache_storage_backend",
+    "enable_lmcache",
+    "enable_flexkv",
     "enable_dp_attention",
     "disable_radix_cache",
 )

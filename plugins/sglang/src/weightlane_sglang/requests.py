@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weightlane.facts import EngineFacts
 
 _UPDATE_SECONDS = 120.0
+_EXPERTS = ".experts."  # in the checkpoint name of every expert's tensor
 
 
 def build_program(context: BuildRequestsContext) -> Program:
@@ -115,4 +116,38 @@ def _problems(context: BuildRequestsContext) -> Iterator[Problem]:
             "weight_cache_mode",
             "the server shares its weights with a cache and dies of an update",
             "Start it with --weight-cache-mode off.",
+        )
+    yield from _unwritten_experts(context)
+    yield from _outside_caches(facts)
+
+
+def _unwritten_experts(context: BuildRequestsContext) -> Iterator[Problem]:
+    """With LoRA on, SGLang wraps the experts and its loader drops their tensors: the request succeeds."""
+    if context.facts.launch_arguments.get("enable_lora") != "true":
+        return
+    experts = [
+        tensor.name for worker in context.workers for tensor in worker.expected if _EXPERTS in tensor.name
+    ]
+    if experts:
+        yield Problem(
+            "capability",
+            "enable_lora",
+            f"the model has experts ({experts[0]} and {len(experts) - 1} more tensors), and with LoRA on the "
+            "server reports success for expert weights that it did not write",
+            "Start the server without --enable-lora and --lora-paths, or use a dense model.",
+        )
+
+
+def _outside_caches(facts: EngineFacts) -> Iterator[Problem]:
+    """A flush empties the server's own caches, its host tier among them, and no storage behind them."""
+    for argument in ("hicache_storage_backend", "enable_lmcache", "enable_flexkv"):
+        value = facts.launch_arguments.get(argument, "false")
+        if value == "false":
+            continue
+        yield Problem(
+            "capability",
+            argument,
+            f"the server keeps keys and values in a store outside of it ({value}), which its flush does not "
+            "empty: prefixes computed by the old weights would survive there and be served after a sync",
+            f"Start the server without --{argument.replace('_', '-')}.",
         )
