@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from weightlane.receiver import LiveTensor
 from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
+from weightlane_vllm.worker import VllmWorkerEngine
 
 
 def test_a_plain_dense_engine_is_not_refused() -> None:
@@ -21,6 +25,7 @@ def test_a_plain_dense_engine_is_not_refused() -> None:
         (EngineFeatures(data_parallel=2), "data-parallel", "2 data-parallel"),
         (EngineFeatures(latent_attention=True), "latent-attention", "kv_b_proj"),
         (EngineFeatures(drafter="eagle"), "speculative-decoding", "eagle"),
+        (EngineFeatures(kv_connector="LMCacheConnectorV1"), "kv_transfer_config", "LMCacheConnectorV1"),
     ],
 )
 def test_each_feature_is_refused_by_name(features: EngineFeatures, subject: str, reason: str) -> None:
@@ -37,6 +42,28 @@ def test_all_refusals_come_at_once() -> None:
         "mixture-of-experts",
         "pipeline-parallel",
     ]
+
+
+def features_of(**changes: Any) -> EngineFeatures:
+    """What a worker reads from a stand-in for vLLM's configuration."""
+    model = SimpleNamespace(quantization=None, get_num_experts=lambda: 0, use_mla=False)
+    known: dict[str, Any] = {
+        "model_config": model,
+        "lora_config": None,
+        "parallel_config": SimpleNamespace(pipeline_parallel_size=1, data_parallel_size=1),
+        "speculative_config": None,
+        "kv_transfer_config": None,
+    }
+    worker = SimpleNamespace(vllm_config=SimpleNamespace(**{**known, **changes}))
+    return VllmWorkerEngine(worker)._features()
+
+
+def test_a_worker_reads_the_connector_from_its_configuration() -> None:
+    assert features_of() == EngineFeatures()
+    named = features_of(kv_transfer_config=SimpleNamespace(kv_connector="OffloadingConnector"))
+    assert named == EngineFeatures(kv_connector="OffloadingConnector")
+    unnamed = features_of(kv_transfer_config=SimpleNamespace(kv_connector=None))
+    assert refusals_of(unnamed), "it was asked for, whatever it is"
 
 
 def test_packed_away_parameters_are_named() -> None:

@@ -16,7 +16,8 @@ class EngineFeatures:
     """The features of a live engine that decide whether plain checkpoint tensors may be loaded into it.
 
     `experts` is the number of routed experts of the model (0 when dense), `drafter` the name of the
-    speculative method ("" without one).
+    speculative method, `kv_connector` that of what carries keys and values out of the engine ("" without
+    one).
     """
 
     quantization: str = ""
@@ -26,6 +27,7 @@ class EngineFeatures:
     data_parallel: int = 1
     latent_attention: bool = False
     drafter: str = ""
+    kv_connector: str = ""
 
 
 def refusals_of(features: EngineFeatures) -> tuple[Problem, ...]:
@@ -86,6 +88,16 @@ def refusals_of(features: EngineFeatures) -> tuple[Problem, ...]:
                 "speculative-decoding",
                 f"the {features.drafter} drafter holds weights of its own that this era does not send",
                 "Start the engine without a speculative config.",
+            )
+        )
+    if features.kv_connector:
+        problems.append(
+            _capability(
+                "kv_transfer_config",
+                f"the engine keeps or passes on keys and values through {features.kv_connector}, which the "
+                "reset of its prefix cache does not empty: prefixes computed by the old weights would "
+                "survive there and be served after a sync",
+                "Start the engine without kv_transfer_config and kv_offloading_size.",
             )
         )
     return tuple(problems)

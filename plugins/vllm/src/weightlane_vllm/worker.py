@@ -115,6 +115,7 @@ class VllmWorkerEngine:
     def _features(self) -> EngineFeatures:
         config = self._worker.vllm_config
         speculative = config.speculative_config
+        transfer = config.kv_transfer_config  # made by the engine itself for kv_offloading_size
         return EngineFeatures(
             quantization=config.model_config.quantization or "",
             experts=int(config.model_config.get_num_experts()),
@@ -123,6 +124,7 @@ class VllmWorkerEngine:
             data_parallel=config.parallel_config.data_parallel_size,
             latent_attention=bool(config.model_config.use_mla),
             drafter="" if speculative is None else str(speculative.method or "speculative"),
+            kv_connector="" if transfer is None else str(transfer.kv_connector or "a KV connector"),
         )
 
     def _expected(
