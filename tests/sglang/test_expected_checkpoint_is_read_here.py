@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from weightlane.contexts import RolloutTarget
-from weightlane.errors import EngineError
+from weightlane.errors import EngineError, PlanError
 from weightlane_sglang.http_endpoint import SglangEndpoint
 
 if TYPE_CHECKING:
@@ -85,3 +86,51 @@ def test_a_relative_path_of_the_server_is_not_looked_up_here(
 def test_a_folder_of_another_architecture_is_refused(fake_server: Any, answer: Any, folder: Path) -> None:
     with pytest.raises(EngineError, match="LlamaForCausalLM"):
         describe(fake_server, answer, folder, architectures=["LlamaForCausalLM"])
+
+
+AWQ = {"quant_method": "awq", "bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("added", "subject", "method"),
+    [
+        ({"quantization_config": AWQ}, "quantization_config", "awq"),
+        ({"text_config": {"quantization_config": AWQ}}, "text_config.quantization_config", "awq"),
+        ({"compression_config": {"bits": 8}}, "compression_config", "an unnamed method"),
+    ],
+)
+def test_a_quantised_checkpoint_is_refused_though_the_server_tells_of_none(
+    fake_server: Any,
+    answer: Any,
+    folder: Path,
+    tmp_path: Path,
+    added: dict[str, Any],
+    subject: str,
+    method: str,
+) -> None:
+    assert fake_server.answers["/server_info"].body["quantization"] is None
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **added}))
+    with pytest.raises(PlanError) as caught:
+        describe(fake_server, answer, tmp_path)
+    (problem,) = caught.value.problems
+    assert (problem.kind, problem.subject) == ("capability", subject)
+    assert f"({method})" in problem.what
+
+
+def test_a_quantised_checkpoint_of_modelopt_is_refused_by_its_own_file(
+    fake_server: Any, answer: Any, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    assert describe(fake_server, answer, tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(PlanError, match="modelopt"):
+        describe(fake_server, answer, tmp_path)
+
+
+def test_a_plain_twin_named_by_the_user_does_not_hide_that_the_served_one_is_quantised(
+    fake_server: Any, answer: Any, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": AWQ}))
+    with pytest.raises(PlanError, match="awq"):
+        describe(fake_server, answer, tmp_path, named=folder)
