@@ -39,8 +39,21 @@ def test_tokens_logprobs_and_version(fake_server: Any, answer: Any) -> None:
 
 
 def test_a_seed_is_sent_for_sampling_alone() -> None:
-    body = json.loads(generate_body([[1]], max_tokens=2, temperature=0.7, seed=5))
+    body = json.loads(generate_body([[1]], max_tokens=2, temperature=1.0, seed=5))
     assert body["sampling_params"]["sampling_seed"] == 5
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.3, -1.0])
+def test_a_temperature_that_would_scale_the_logprobs_is_refused(
+    fake_server: Any, answer: Any, temperature: float
+) -> None:
+    fake_server.answers["/generate"] = answer([output()])
+    endpoint = SglangEndpoint(RolloutTarget("sglang", address=fake_server.url), timeout_seconds=5)
+    assert endpoint.generate([[1]], max_tokens=2, temperature=1.0)
+    with pytest.raises(EngineError, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
+        endpoint.generate([[1]], max_tokens=2, temperature=temperature)
+    endpoint.close()
+    assert len(fake_server.bodies("/generate")) == 1, "it was refused before it was sent"
 
 
 @pytest.mark.parametrize(
@@ -52,10 +65,14 @@ def test_a_seed_is_sent_for_sampling_alone() -> None:
         ),
         ([output(output_token_logprobs=[[None, 3, None]])], "no log-prob for token 3"),
         ([output(), output()], "2 continuations for 1 prompts"),
+        (
+            [output(output_token_logprobs=[[-0.5, 3, None]])],
+            "by 1 tokens with 1 log-probs, not by 2",
+        ),
         ([{"text": "x"}], "another shape"),
         ({"error": "x"}, "another shape"),
     ],
 )
 def test_anything_else_is_an_error(outputs: Any, match: str) -> None:
     with pytest.raises(EngineError, match=match):
-        read_generations(json.dumps(outputs).encode(), prompts=1)
+        read_generations(json.dumps(outputs).encode(), prompts=1, max_tokens=2)

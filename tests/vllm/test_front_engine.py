@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,6 +76,9 @@ class FakeLlm:
     def collective_rpc(self, method: str, args: tuple[bytes]) -> list[bytes]:
         assert method == "weightlane_agent"
         return [agent.handle(args[0]) for agent in self.agents]
+
+    def generate(self, prompts: list[Any], parameters: Any, *, use_tqdm: bool) -> list[Any]:
+        return [SimpleNamespace(outputs=[completion(self.label)]) for _ in prompts]
 
     def reset_prefix_cache(self) -> bool:
         return self.cache_resets
@@ -148,6 +152,18 @@ def test_a_label_set_by_somebody_else_is_an_error(engine: LlmFrontEngine) -> Non
     sync(engine, 7)
     with pytest.raises(EngineError, match="labelled 8"):
         engine._generation(completion("8"))
+
+
+def test_a_continuation_of_another_length_is_an_error(
+    engine: LlmFrontEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_vllm = ModuleType("vllm")
+    fake_vllm.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", fake_vllm)
+    (generation,) = engine.generate(messages.Generate(((1,),), max_tokens=2)).generations
+    assert generation.token_ids == (5, 6)
+    with pytest.raises(EngineError, match="vLLM continued prompt 0 by 2 tokens with 2 log-probs, not by 3"):
+        engine.generate(messages.Generate(((1,),), max_tokens=3))
 
 
 def test_an_engine_without_labels_is_stamped_with_what_was_published() -> None:

@@ -56,7 +56,14 @@ class EngineEndpoint(Protocol):
     def generate(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0
     ) -> tuple[Generation, ...]:
-        """Continuations of exactly `max_tokens` tokens with their log-probs; greedy at temperature 0."""
+        """Continuations of exactly `max_tokens` tokens with their log-probs; greedy at temperature 0.
+
+        Log-probs are the model's own, of its logits as they are: the temperature is not applied to them. An
+        engine that cannot give those at a temperature refuses that temperature.
+
+        Raises:
+            EngineError: a continuation has another length, or the engine cannot give these log-probs.
+        """
 
     def close(self) -> None:
         """Lets go of the handle, not of the engine. Idempotent."""

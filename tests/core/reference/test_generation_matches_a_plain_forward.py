@@ -6,6 +6,7 @@ import pytest
 
 from weightlane.errors import EngineError
 from weightlane.messages import Generate
+from weightlane.reference import generation
 from weightlane.reference.engine import ReferenceEngine
 
 PROMPTS = ((5, 6, 7), (9,), (3, 1, 4, 1, 5, 9, 2, 6), (8, 8, 8))
@@ -84,3 +85,16 @@ def test_a_nonsensical_request_is_refused(engine: ReferenceEngine, request_: Gen
 def test_a_folder_without_a_model_is_named(tmp_path: Any) -> None:
     with pytest.raises(EngineError, match=f"cannot load {tmp_path}"):
         ReferenceEngine(str(tmp_path))
+
+
+def test_a_continuation_that_is_too_short_is_an_error(
+    engine: ReferenceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def one_token(model: Any, request: Generate, numbers: list[int]) -> tuple[Any, Any]:
+        return torch.zeros(len(numbers), 1, dtype=torch.int64), torch.zeros(len(numbers), 1)
+
+    monkeypatch.setattr(generation, "_continue_batch", one_token)
+    with pytest.raises(EngineError, match="prompt 0 by 1 tokens with 1 log-probs, not by 2"):
+        engine.generate(Generate(PROMPTS, 2))

@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import EngineError
+from weightlane.generation_lengths import require_lengths
 from weightlane.messages import Generate, Generation, Generations
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def generate_tokens(model: Any, request: Generate, *, version: int | None) -> Ge
         version: stamped on every generation.
 
     Raises:
-        EngineError: an empty prompt, a token outside the vocabulary, or a nonsensical bound.
+        EngineError: an empty prompt, a token outside the vocabulary, a nonsensical bound, or a
+            continuation of another length.
     """
     import torch
 
@@ -40,7 +42,9 @@ def generate_tokens(model: Any, request: Generate, *, version: int | None) -> Ge
             tokens, logprobs = _continue_batch(model, request, numbers)
             for row, number in enumerate(numbers):
                 done[number] = Generation(tuple(tokens[row].tolist()), tuple(logprobs[row].tolist()), version)
-    return Generations(tuple(done[number] for number in range(len(request.prompts))))
+    generations = tuple(done[number] for number in range(len(request.prompts)))
+    require_lengths(generations, request.max_tokens, engine="The reference engine")
+    return Generations(generations)
 
 
 def _continue_batch(model: Any, request: Generate, numbers: list[int]) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from weightlane.errors import EngineError
+from weightlane.generation_lengths import require_lengths
 from weightlane.messages import Generation
 from weightlane_sglang.http_channel import quoted
 from weightlane_sglang.server_facts import version_number
@@ -37,7 +38,17 @@ def generate_body(
 
     Sampling is unrestricted (no top-k, top-p or min-p) whatever the server prefers. SGLang honours a seed
     only when it runs with deterministic inference; it is sent for sampling alone.
+
+    Raises:
+        EngineError: a temperature other than 0 and 1.
     """
+    if temperature not in (0.0, 1.0):
+        raise EngineError(
+            f"SGLang was asked to generate at temperature {temperature:g}.",
+            "Its log-probs there are of the logits divided by the temperature, not the model's own, unless "
+            "the server runs with SGLANG_RETURN_ORIGINAL_LOGPROB set, which it does not tell.",
+            "Use temperature 0 (greedy) or 1.",
+        )
     sampling: dict[str, object] = {
         "max_new_tokens": max_tokens,
         "temperature": temperature,
@@ -57,11 +68,12 @@ def generate_body(
     )
 
 
-def read_generations(answer: bytes, *, prompts: int) -> tuple[Generation, ...]:
+def read_generations(answer: bytes, *, prompts: int, max_tokens: int) -> tuple[Generation, ...]:
     """The continuations in prompt order; log-probs are natural logarithms.
 
     Raises:
-        EngineError: a continuation is missing, was aborted, or has another shape than SGLang's.
+        EngineError: a continuation is missing, was aborted, has not `max_tokens` tokens, or has another
+            shape than SGLang's.
     """
     try:
         outputs = msgspec.json.decode(answer, type=list[_Output])
@@ -72,7 +84,9 @@ def read_generations(answer: bytes, *, prompts: int) -> tuple[Generation, ...]:
         ) from error
     if len(outputs) != prompts:
         raise EngineError(f"SGLang gave {len(outputs)} continuations for {prompts} prompts.")
-    return tuple(_generation(output.meta_info, number) for number, output in enumerate(outputs))
+    generations = tuple(_generation(output.meta_info, number) for number, output in enumerate(outputs))
+    require_lengths(generations, max_tokens, engine="SGLang")
+    return generations
 
 
 def _generation(meta: _Meta, number: int) -> Generation:

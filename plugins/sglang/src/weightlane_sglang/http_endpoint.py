@@ -128,14 +128,17 @@ class SglangEndpoint(EngineEndpoint):
     def generate(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0
     ) -> tuple[Generation, ...]:
-        """Continuations that stop at the model's own end token; greedy at temperature 0."""
+        """Continuations of exactly `max_tokens` tokens, the end token ignored; greedy at temperature 0.
+
+        Temperatures other than 0 and 1 are refused, since SGLang's log-probs would be of scaled logits.
+        """
         if not prompts:
             return ()
         body = generate_body(prompts, max_tokens=max_tokens, temperature=temperature, seed=seed)
         answer = self._channel.send(
             "POST", GENERATE_ROUTE, timeout_seconds=self._timeout, body=(body,), length=len(body)
         )
-        return read_generations(answer, prompts=len(prompts))
+        return read_generations(answer, prompts=len(prompts), max_tokens=max_tokens)
 
     @override
     def close(self) -> None:

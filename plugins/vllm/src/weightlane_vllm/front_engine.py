@@ -8,6 +8,7 @@ import msgspec
 
 from weightlane import failures, messages
 from weightlane.errors import EngineError
+from weightlane.generation_lengths import require_lengths
 from weightlane_vllm.driver import LlmDriver
 from weightlane_vllm.facts import WEIGHT_VERSION
 from weightlane_vllm.requests import RESET_PREFIX_CACHE
@@ -94,7 +95,11 @@ class LlmFrontEngine:
         return "reset"
 
     def generate(self, request: messages.Generate) -> messages.Generations:
-        """Continuations of token-id prompts; log-probs are of the model's own distribution, natural log."""
+        """Continuations of token-id prompts; log-probs are of the model's own distribution, natural log.
+
+        Raises:
+            EngineError: a continuation has not `max_tokens` tokens.
+        """
 
         def run(llm: Any) -> list[Any]:
             from vllm import SamplingParams
@@ -112,7 +117,9 @@ class LlmFrontEngine:
             return outputs
 
         outputs = self._driver.run("generate", run, _GENERATE_SECONDS)
-        return messages.Generations(tuple(self._generation(output.outputs[0]) for output in outputs))
+        generations = tuple(self._generation(output.outputs[0]) for output in outputs)
+        require_lengths(generations, request.max_tokens, engine="vLLM")
+        return messages.Generations(generations)
 
     def shutdown(self) -> None:
         """Ends the engine; processes of it that do not end by themselves are killed."""
