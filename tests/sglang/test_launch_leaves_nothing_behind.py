@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_the_server_and_its_children_end_with_the_block(
     monkeypatch.setenv("PYTHONPATH", "/ours")
     log = tmp_path / "server.log"
     with launched_server(
-        ServerSettings(fake_python(FAKE_SERVER), tmp_path), log=log, ready_within_seconds=30
+        ServerSettings(fake_python(FAKE_SERVER), tmp_path, "cpu"), log=log, ready_within_seconds=30
     ) as server:
         child = int(log.read_text().split("child ")[1].split()[0])
         assert alive(server.process_id)
@@ -75,7 +75,7 @@ def test_the_server_and_its_children_end_with_the_block(
 
 
 def test_a_server_that_fails_to_start_shows_the_end_of_its_log(fake_python: Any, tmp_path: Path) -> None:
-    settings = ServerSettings(fake_python(FAILING_SERVER), tmp_path)
+    settings = ServerSettings(fake_python(FAILING_SERVER), tmp_path, "cpu")
     with (
         pytest.raises(EngineDeadError, match=r"status 3(.|\n)*no kernel image"),
         launched_server(settings, log=tmp_path / "log", ready_within_seconds=30),
@@ -83,8 +83,23 @@ def test_a_server_that_fails_to_start_shows_the_end_of_its_log(fake_python: Any,
         pytest.fail("it is not running")
 
 
+@pytest.mark.parametrize(("device", "told"), [("cpu", True), ("gpu", False)])
+def test_a_start_for_cpu_that_fails_tells_what_cpu_needs(
+    fake_python: Any, tmp_path: Path, device: Literal["cpu", "gpu"], told: bool
+) -> None:
+    settings = ServerSettings(fake_python(FAILING_SERVER), tmp_path, device)
+    with pytest.raises(EngineDeadError) as caught, launched_server(settings, log=tmp_path / "log"):
+        pytest.fail("it is not running")
+    assert ("hold no kernels" in str(caught.value)) is told
+
+
+def test_the_device_is_never_left_to_a_default(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="device"):
+        ServerSettings(python=tmp_path, model=tmp_path)  # type: ignore[call-arg]
+
+
 def test_a_server_that_is_never_ready_is_given_up_in_time(fake_python: Any, tmp_path: Path) -> None:
-    settings = ServerSettings(fake_python(HANGING_SERVER), tmp_path)
+    settings = ServerSettings(fake_python(HANGING_SERVER), tmp_path, "cpu")
     started = time.monotonic()
     with (
         pytest.raises(EngineError, match=r"not ready within 2 s(.|\n)*loading weights"),
@@ -95,7 +110,7 @@ def test_a_server_that_is_never_ready_is_given_up_in_time(fake_python: Any, tmp_
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
-    settings = ServerSettings(tmp_path / "no/python", tmp_path)
+    settings = ServerSettings(tmp_path / "no/python", tmp_path, "cpu")
     with pytest.raises(EngineError, match="no/python"), launched_server(settings):
         pytest.fail("it is not running")
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from weightlane.contexts import LaunchContext
@@ -7,6 +9,8 @@ from weightlane.facts import EngineFacts
 from weightlane.types import Mode
 from weightlane_vllm.launch import FrontStart, cpu_binding, front_command, front_environment, plan_launch
 from weightlane_vllm.plugin import weightlane_register_backends
+
+_DEVICES: tuple[Literal["cpu", "gpu"], ...] = ("cpu", "gpu")
 
 
 @pytest.mark.parametrize(
@@ -24,27 +28,32 @@ def test_cores_are_shared_out_among_workers(cpus: tuple[int, ...], workers: int,
 
 
 def test_a_cpu_start_binds_cores_at_tensor_parallel_only() -> None:
-    start = FrontStart("/model", "unix:/run/s", tensor_parallel=2, cpus=(0, 1))
+    start = FrontStart("/model", "unix:/run/s", "cpu", tensor_parallel=2, cpus=(0, 1))
     environment = front_environment(start)
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in front_environment(FrontStart("/model", "unix:/run/s"))
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in front_environment(FrontStart("/model", "unix:/run/s", "cpu"))
 
 
 def test_a_gpu_start_has_no_cpu_settings() -> None:
-    environment = front_environment(FrontStart("/model", "unix:/run/s", tensor_parallel=2, device="cuda"))
+    environment = front_environment(FrontStart("/model", "unix:/run/s", "gpu", tensor_parallel=2))
     assert not [name for name in environment if "CPU" in name or "CUDA" in name]
 
 
+def test_the_device_is_never_left_to_a_default() -> None:
+    with pytest.raises(TypeError, match="device"):
+        FrontStart(model="/model", address="unix:/run/s")  # type: ignore[call-arg]
+
+
 def test_nothing_allows_insecure_serialization() -> None:
-    for device in ("cpu", "cuda"):
-        environment = front_environment(FrontStart("/model", "unix:/run/s", device=device))
+    for device in _DEVICES:
+        environment = front_environment(FrontStart("/model", "unix:/run/s", device))
         assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in environment
 
 
 def test_the_command_is_a_list_for_the_given_interpreter() -> None:
     command = front_command(
-        FrontStart("/a model", "unix:/run/s", tensor_parallel=2), python="/env/bin/python"
+        FrontStart("/a model", "unix:/run/s", "cpu", tensor_parallel=2), python="/env/bin/python"
     )
     assert command[:3] == ("/env/bin/python", "-m", "weightlane_vllm.server")
     assert "/a model" in command

@@ -61,7 +61,7 @@ def start_server(
 
     def start(model: Path, tensor_parallel: int) -> AbstractContextManager[RunningServer]:
         log = tmp_path_factory.mktemp("logs") / f"sglang-{next(_numbers)}.log"
-        return launched_server(ServerSettings(sglang_python, model, tensor_parallel), log=log)
+        return launched_server(ServerSettings(sglang_python, model, "cpu", tensor_parallel), log=log)
 
     return start
 

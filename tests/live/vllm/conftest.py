@@ -65,7 +65,10 @@ def start_front(
         # A socket's path is limited to about 100 bytes, which pytest's own folders can exceed.
         with tempfile.TemporaryDirectory(prefix="wl-") as private:
             front = FrontStart(
-                model=str(model), address=f"unix:{private}/front", tensor_parallel=tensor_parallel
+                model=str(model),
+                address=f"unix:{private}/front",
+                device="cpu",
+                tensor_parallel=tensor_parallel,
             )
             with start_front_process(
                 front_command(front, python=str(vllm_python)),

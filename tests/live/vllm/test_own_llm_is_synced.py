@@ -24,7 +24,7 @@ def test_an_engine_handle_is_synced_in_place(
 ) -> None:
     environment = {
         **os.environ,
-        **front_environment(FrontStart(str(tiny_folder), "")),
+        **front_environment(FrontStart(str(tiny_folder), "", "cpu")),
         "VLLM_ENABLE_V1_MULTIPROCESSING": multiprocessing,
     }
     finished = subprocess.run(

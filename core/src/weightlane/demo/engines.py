@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from weightlane.demo.interpreter import has_gpu, require_distributions
 from weightlane.errors import EngineError
 from weightlane.front.process import last_lines, start_front_process
 
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 _START_SECONDS = 600.0
-_LOOK_SECONDS = 60.0
 _SEQUENCES = 32  # as many as a step asks for, so that an engine generates them in one go
-_LOOK = "import sys; from importlib.metadata import version; [version(name) for name in sys.argv[1:]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,9 @@ def own_python() -> Path:
 
 @contextmanager
 def _start_reference(start: EngineStart) -> Iterator[RunningEngine]:
-    _require_distributions(start, "weightlane", "transformers", fix='"weightlane[reference]"')
+    require_distributions(
+        start.python, start.engine, "weightlane", "transformers", fix='"weightlane[reference]"'
+    )
     address, log = f"unix:{start.folder}/engine.sock", start.folder / "engine.log"
     command = [str(start.python), "-m", "weightlane.reference.server", "--model", str(start.model)]
     command += ["--address", address, "--threads", "1"]
@@ -85,9 +85,10 @@ def _start_vllm(start: EngineStart) -> Iterator[RunningEngine]:
     # Imported here: the plugins stand on this distribution, which runs without them.
     from weightlane_vllm.launch import FrontStart, front_command, front_environment
 
-    _require_distributions(start, "weightlane-vllm", fix="weightlane-vllm")
+    require_distributions(start.python, start.engine, "weightlane-vllm", fix="weightlane-vllm")
     address, log = f"unix:{start.folder}/engine.sock", start.folder / "engine.log"
-    front = FrontStart(model=str(start.model), address=address, sequences=_SEQUENCES)
+    device: Literal["cpu", "gpu"] = "gpu" if has_gpu(start.python, start.engine) else "cpu"
+    front = FrontStart(model=str(start.model), address=address, device=device, sequences=_SEQUENCES)
     with start_front_process(
         front_command(front, python=str(start.python)),
         address,
@@ -102,9 +103,10 @@ def _start_vllm(start: EngineStart) -> Iterator[RunningEngine]:
 def _start_sglang(start: EngineStart) -> Iterator[RunningEngine]:
     from weightlane_sglang.launch import ServerSettings, launched_server
 
-    _require_distributions(start, "sglang", fix="sglang")
+    require_distributions(start.python, start.engine, "sglang", fix="sglang")
     arguments = ("--max-running-requests", str(_SEQUENCES))
-    settings = ServerSettings(python=start.python, model=start.model, arguments=arguments)
+    device: Literal["cpu", "gpu"] = "gpu" if has_gpu(start.python, start.engine) else "cpu"
+    settings = ServerSettings(python=start.python, model=start.model, device=device, arguments=arguments)
     log = start.folder / "engine.log"
     with launched_server(settings, log=log, ready_within_seconds=_START_SECONDS) as server:
         yield RunningEngine(server.url, log)
@@ -116,29 +118,3 @@ RECIPES: dict[str, Callable[[EngineStart], AbstractContextManager[RunningEngine]
     "sglang": _start_sglang,
 }
 """Engines that the demo can start by itself; any other that a plugin registers is reached by its URL."""
-
-
-def _require_distributions(start: EngineStart, *names: str, fix: str) -> None:
-    """Looks for distributions in the engine's environment, by metadata, before a slow start fails there."""
-    try:
-        found = subprocess.run(
-            [str(start.python), "-c", _LOOK, *names],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_LOOK_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EngineError(
-            f"The interpreter {start.python} does not run: {error}.",
-            f"{start.engine} is to be started with it.",
-            "Give --rollout-python the interpreter of the environment that holds the engine.",
-        ) from error
-    if found.returncode != 0:
-        last = (found.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise EngineError(
-            f"The environment of {start.python} cannot run {start.engine}: {last}.",
-            f"It needs {' and '.join(names)}.",
-            f"Run {start.python} -m pip install {fix}, or give --rollout-python another environment.",
-        )

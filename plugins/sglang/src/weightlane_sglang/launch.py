@@ -31,6 +31,12 @@ _LAST_LOG_LINES = 25
 _POLL_SECONDS = 0.25
 _END_SECONDS = 5.0
 
+_NO_CPU_KERNELS = (
+    "It was started for CPU, for which SGLang's own packages hold no kernels: use an environment that lets "
+    "it import without them, as tests/live/sglang_cpu_environment of the weightlane repository does, or a "
+    "machine with a GPU."
+)
+
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 _CPU_ARGUMENTS = (
     *("--device", "cpu", "--dtype", "float32"),
@@ -47,13 +53,14 @@ class ServerSettings:
     """How to start one server.
 
     `python` is the interpreter of the environment that holds SGLang, `model` a checkpoint folder. The CPU
-    settings serve a small model in fp32 for trying things out; on a GPU SGLang's own defaults stand.
+    settings hide every GPU and serve a small model in fp32 for trying things out; on a GPU SGLang's own
+    defaults stand.
     """
 
     python: Path
     model: Path
+    device: Device
     tensor_parallel: int = 1
-    device: Device = "cpu"
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -154,7 +161,7 @@ def launched_server(
         os.close(descriptor)
     try:
         url = f"http://{_LOOPBACK}:{port}"
-        _wait_ready(process, url, path, ready_within_seconds)
+        _wait_ready(process, url, path, settings.device, ready_within_seconds)
         yield RunningServer(url=url, process_id=process.pid, log=path)
     finally:
         _end_group(process)
@@ -171,7 +178,9 @@ def last_lines(log: Path, count: int = _LAST_LOG_LINES) -> str:
     return "\n".join(telling[-count:])
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, seconds: float) -> None:
+def _wait_ready(
+    process: subprocess.Popen[bytes], url: str, log: Path, device: Device, seconds: float
+) -> None:
     deadline = time.monotonic() + seconds
     with HttpChannel(url) as channel:
         while True:
@@ -180,6 +189,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, seconds: 
                 raise EngineDeadError(
                     f"SGLang ended with status {status} before it was ready.",
                     f"The end of its log, {log}:\n{last_lines(log)}",
+                    f"\n{_NO_CPU_KERNELS}" if device == "cpu" else "",
                 )
             try:
                 channel.get(MODEL_INFO_ROUTE, timeout_seconds=2.0)

@@ -26,15 +26,15 @@ _HOW_TO_START = (
 class FrontStart:
     """One engine behind a front.
 
-    `dtype` "auto" is the checkpoint's; a CPU build takes float32 alone with this plugin. `model_length`
-    bounds prompt plus continuation, in tokens. `cpus` are the cores that a CPU engine may use, shared out
+    `device` "cpu" hides every GPU from the engine. `dtype` "auto" is the checkpoint's; a CPU build takes
+    float32 alone with this plugin. `model_length` bounds prompt plus continuation, in tokens. `cpus` are the cores that a CPU engine may use, shared out
     evenly among its workers; empty means all that this process may use.
     """
 
     model: str
     address: str
+    device: Literal["cpu", "gpu"]
     tensor_parallel: int = 1
-    device: Literal["cpu", "cuda"] = "cpu"
     dtype: str = "float32"
     model_length: int = 256
     sequences: int = 8

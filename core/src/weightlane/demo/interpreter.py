@@ -1,0 +1,74 @@
+"""What the interpreter of an engine's environment can tell before the engine is started with it."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+from weightlane.errors import EngineError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOOK_SECONDS = 60.0
+_TORCH_SECONDS = 180.0  # a cold import on a busy machine
+_LOOK = "import sys; from importlib.metadata import version; [version(name) for name in sys.argv[1:]]"
+_GPU = "import torch; print('gpu' if torch.cuda.is_available() else 'cpu')"
+
+
+def require_distributions(python: Path, engine: str, *names: str, fix: str) -> None:
+    """Looks for distributions in the engine's environment, by metadata, before a slow start fails there.
+
+    Raises:
+        EngineError: the interpreter does not run, or lacks one of `names`; `fix` is what pip is to install.
+    """
+    found = _run(python, engine, _LOOK, *names, seconds=_LOOK_SECONDS)
+    if found.returncode != 0:
+        raise EngineError(
+            f"The environment of {python} cannot run {engine}: {_last_line(found.stderr)}.",
+            f"It needs {' and '.join(names)}.",
+            f"Run {python} -m pip install {fix}, or give --rollout-python another environment.",
+        )
+
+
+def has_gpu(python: Path, engine: str) -> bool:
+    """Whether the torch of the engine's environment can use a GPU of this machine.
+
+    The one that asks may have another torch, or none that knows of GPUs.
+
+    Raises:
+        EngineError: that interpreter does not run, or has no torch to ask.
+    """
+    asked = _run(python, engine, _GPU, seconds=_TORCH_SECONDS)
+    answer = (asked.stdout.strip().splitlines() or [""])[-1]
+    if asked.returncode != 0 or answer not in {"gpu", "cpu"}:
+        raise EngineError(
+            f"The torch of {python} cannot tell whether there is a GPU: {_last_line(asked.stderr)}.",
+            f"{engine} is started for a GPU or for CPU, and which of the two is not guessed.",
+            "Mend that environment, or start the engine yourself and give its --url and --model.",
+        )
+    return answer == "gpu"
+
+
+def _run(
+    python: Path, engine: str, code: str, *arguments: str, seconds: float
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [str(python), "-c", code, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(
+            f"The interpreter {python} does not run: {error}.",
+            f"{engine} is to be started with it.",
+            "Give --rollout-python the interpreter of the environment that holds the engine.",
+        ) from error
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[-1].removesuffix(".")
