@@ -27,8 +27,9 @@ class FrontStart:
     """One engine behind a front.
 
     `device` "cpu" hides every GPU from the engine. `dtype` "auto" is the checkpoint's; a CPU build takes
-    float32 alone with this plugin. `model_length` bounds prompt plus continuation, in tokens. `cpus` are the cores that a CPU engine may use, shared out
-    evenly among its workers; empty means all that this process may use.
+    float32 alone with this plugin. `model_length` bounds prompt plus continuation, in
+    tokens. `cpus` are the cores that a CPU engine may use, shared out evenly among its workers; empty means
+    all that this process may use.
     """
 
     model: str
