@@ -10,10 +10,11 @@ class Bounds:
     """Seconds.
 
     `connect`: facts, description and planning of all replicas, and every rank's part of it. `start`: from a
-    rank's call of `sync` until all ranks have called it and the engines have answered. `bucket`: one bucket
-    between a rank and a worker. `finish`: from the last bucket to every replica's report. `lost_after`:
-    silence after which a peer counts as dead. `collective`: one collective of the lane's own group; kept
-    below `lost_after` times two so that a dead rank ends every call within half a minute.
+    rank's call of `sync` until all ranks have called it and one engine has answered. `bucket`: one bucket
+    between a rank and a worker. `finish`: from the last bucket to one replica's report. `lost_after`:
+    silence after which a peer counts as dead. `collective`: one collective of the lane's own group; longer
+    than a bucket, since another rank may be waiting for its worker between two collectives. A killed rank
+    breaks a collective at once; this bound is for one that is stopped or cut off.
     """
 
     connect: float = 180.0
@@ -21,7 +22,11 @@ class Bounds:
     bucket: float = 120.0
     finish: float = 120.0
     lost_after: float = 10.0
-    collective: float = 20.0
+    collective: float = 150.0
+
+    def whole_sync(self, buckets: int, replicas: int) -> float:
+        """The sum of what one sync may wait for: the bound of whoever only waits for its end."""
+        return (self.start + self.finish) * (replicas + 1) + self.bucket * buckets
 
 
 DEFAULT_BOUNDS = Bounds()

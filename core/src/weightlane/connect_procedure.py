@@ -51,6 +51,15 @@ class Wishes:
     bounds: Bounds
     lane: str
 
+    def shared(self) -> dict[str, str]:
+        """The arguments that must be the same on every rank, as text."""
+        return {
+            "mode": self.mode.value,
+            "verify": self.verify,
+            "transport": self.transport.value if self.transport else "None",
+            "bucket_bytes": str(self.bucket_bytes),
+        }
+
 
 class ConnectProcedure:
     """Holds what has been opened on the way, so that a failure can undo it.
@@ -67,6 +76,8 @@ class ConnectProcedure:
         self._registry: Registry = get_registry()
         self._replicas: tuple[OpenReplica, ...] = ()
         self._rings: list[ShmSink] = []
+        self._sessions: list[ReplicaSession] = []
+        self._group: ProcessGroup | None = None
 
     def run(self) -> Lane:
         """The lane, on every rank, or the same error on every rank."""
@@ -74,14 +85,14 @@ class ConnectProcedure:
 
         selected, export = self._join()
         plan = self._agree_on_plan(selected)
-        group = self._get_ready(plan)
-        sessions = self._attach(plan)
+        self._get_ready(plan)
+        mover = self._attach(plan, selected, export)
         return Lane(
             plan,
             rank=self._channel.rank,
             channel=self._channel,
-            mover=self._mover(plan, selected, export, group, sessions),
-            sessions=sessions,
+            mover=mover,
+            sessions=self._sessions,
             bounds=self._bounds,
             registry=self._registry,
         )
@@ -91,6 +102,8 @@ class ConnectProcedure:
         for ring in self._rings:
             self._channel.off_beat(ring.beat)
             ring.close()
+        for session in self._sessions:
+            session.close()
         for replica in self._replicas:
             replica.endpoint.close()
 
@@ -107,7 +120,8 @@ class ConnectProcedure:
             chosen.append(self._select_trainer())
             selected, export = chosen[0]
             manifest = self._registry.call_describe_export(selected, export)
-            return Joined(RankPlace(self._channel.rank, socket.gethostname(), os.getpid()), manifest)
+            place = RankPlace(self._channel.rank, socket.gethostname(), os.getpid())
+            return Joined(place, manifest, self._wishes.shared())
 
         put_outcome(self._channel, f"connect/join/{self._channel.rank}", describe)
         return chosen[0] if chosen else (None, None)
@@ -170,16 +184,34 @@ class ConnectProcedure:
         if failures:
             problems = [Problem("export", f"failure {n}", str(error)) for n, error in enumerate(failures, 1)]
             raise PlanError(problems, lane=self._wishes.lane)
+        self._require_same_arguments(joined)
         return joined
+
+    def _require_same_arguments(self, joined: list[Joined]) -> None:
+        mine = self._wishes.shared()
+        problems = [
+            Problem(
+                "rank-disagreement",
+                name,
+                f"rank {item.place.rank} was given {name}={item.arguments.get(name)}, rank 0 {name}={value}",
+                "Call connect with the same arguments on every rank.",
+            )
+            for item in joined
+            for name, value in mine.items()
+            if item.arguments.get(name) != value
+        ]
+        if problems:
+            raise PlanError(problems, lane=self._wishes.lane)
 
     # -- ready: rings on the ranks that send, the lane's own group where collectives are needed ------------
 
-    def _get_ready(self, plan: LanePlan) -> ProcessGroup | None:
-        put_outcome(self._channel, f"connect/ready/{self._channel.rank}", lambda: self._make_rings(plan))
+    def _get_ready(self, plan: LanePlan) -> None:
+        rank = self._channel.rank
+        put_outcome(self._channel, f"connect/ready/{rank}", lambda: self._make_rings(plan))
         if self._is_controller:
             put_outcome(self._channel, "connect/go", self._everyone_ready)
         self._await("connect/go", Go)
-        return self._make_group(plan)
+        put_outcome(self._channel, f"connect/group/{rank}", lambda: self._make_group(plan))
 
     def _make_rings(self, plan: LanePlan) -> Ready:
         from weightlane.transports.shm import ShmSink
@@ -202,35 +234,29 @@ class ConnectProcedure:
         ready = self._channel.gather("connect/ready", Ready, seconds=self._bounds.connect)
         return [place for item in ready for place in item.rings]
 
-    def _make_group(self, plan: LanePlan) -> ProcessGroup | None:
-        if not plan.manifest.collective or plan.world_size == 1:
-            return None
-        from datetime import timedelta
+    def _make_group(self, plan: LanePlan) -> Go:
+        if plan.manifest.collective and plan.world_size > 1:
+            from datetime import timedelta
 
-        import torch.distributed as dist
+            import torch.distributed as dist
 
-        backend = dist.get_backend()
-        group: ProcessGroup = dist.new_group(
-            ranks=list(range(plan.world_size)),
-            timeout=timedelta(seconds=self._bounds.collective),
-            backend="gloo" if "gloo" in backend else backend,
-        )
-        return group
+            # gloo whatever the trainer's own group is: what travels between ranks here are bytes on the CPU
+            self._group = dist.new_group(
+                ranks=list(range(plan.world_size)),
+                timeout=timedelta(seconds=self._bounds.collective),
+                backend="gloo",
+            )
+        return Go()
 
     # -- attach: the workers get the plan -----------------------------------------------------------------
 
-    def _attach(self, plan: LanePlan) -> tuple[ReplicaSession, ...]:
-        sessions: list[ReplicaSession] = []
+    def _attach(self, plan: LanePlan, selected: Selected | None, export: ExportContext | None) -> Mover:
+        movers: list[Mover] = []
 
         def attach_all() -> Go:
-            from weightlane.replica_session import ReplicaSession
-
-            places = self._gather_ready()
-            for replica in self._replicas:
-                session = ReplicaSession(plan, replica.number, replica.endpoint, self._bounds)
-                rings = {place.worker: place.path for place in places if place.replica == replica.number}
-                session.attach(rings)
-                sessions.append(session)
+            self._channel.gather("connect/group", Go, seconds=self._bounds.connect)
+            self._attach_replicas(plan)
+            movers.append(self._mover(plan, selected, export))
             return Go()
 
         if self._is_controller:
@@ -238,23 +264,25 @@ class ConnectProcedure:
         self._await("connect/attached", Go)
         for ring in self._rings:
             ring.attached()
-        return tuple(sessions)
+        return movers[0] if movers else self._mover(plan, selected, export)
 
-    def _mover(
-        self,
-        plan: LanePlan,
-        selected: Selected | None,
-        export: ExportContext | None,
-        group: ProcessGroup | None,
-        sessions: tuple[ReplicaSession, ...],
-    ) -> Mover:
+    def _attach_replicas(self, plan: LanePlan) -> None:
+        from weightlane.replica_session import ReplicaSession
+
+        places = self._gather_ready()
+        for replica in self._replicas:
+            session = ReplicaSession(plan, replica.number, replica.endpoint, self._bounds)
+            self._sessions.append(session)
+            session.attach({place.worker: place.path for place in places if place.replica == replica.number})
+
+    def _mover(self, plan: LanePlan, selected: Selected | None, export: ExportContext | None) -> Mover:
         from weightlane.moving import Mover
         from weightlane.transports.choice import controller_sink
 
         if selected is None or export is None:
             raise AssertionError("a rank that could not describe its export cannot have agreed on a plan")
         fed_here = [
-            controller_sink(plan, number, session.endpoint) for number, session in enumerate(sessions)
+            controller_sink(plan, number, session.endpoint) for number, session in enumerate(self._sessions)
         ]
         sinks = (*self._rings, *(sink for sink in fed_here if sink is not None))
         stream = StreamContext(
@@ -263,14 +291,15 @@ class ConnectProcedure:
             entries=plan.entries,
             tensors=plan.tensors,
             buckets=plan.buckets,
-            group=group,
+            group=self._group,
             serving_ranks=plan.serving_ranks,
             wanted=bool(sinks),
         )
         return Mover(self._registry, selected, stream, sinks, tuple(self._rings), self._channel)
 
     def _await(self, key: str, kind: type[_T]) -> _T:
-        return self._channel.get(key, kind, seconds=self._bounds.connect, awaited=(CONTROLLER,))
+        """Waits for the controller's word; the controller itself may wait for ranks and then for engines."""
+        return self._channel.get(key, kind, seconds=3 * self._bounds.connect, awaited=(CONTROLLER,))
 
 
 def _require_export(descriptor: BackendDescriptor, mode: Mode) -> None:

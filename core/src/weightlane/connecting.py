@@ -66,6 +66,7 @@ def connect(
         lane=f"lane-{number}",
         rank=rank,
         world_size=world_size,
+        seconds=bounds.connect,
         lost_after=bounds.lost_after,
     )
     wishes = Wishes(

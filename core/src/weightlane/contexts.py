@@ -78,8 +78,9 @@ class ExportContext:
 class StreamContext:
     """For `weightlane_export_params`: the agreed manifest and buckets, and the group made for this lane.
 
-    `entries` is aligned with `tensors`; `group` is None when the manifest needs no collective. `wanted` is
-    False on a rank that only drains: it takes part in collectives and may skip its own copies.
+    `entries` is aligned with `manifest.tensors`; `tensors` are those that travel, in the same order. `group`
+    is None when the manifest needs no collective. `wanted` is False on a rank that only drains: it takes part
+    in collectives and may skip its own copies.
     """
 
     export: ExportContext

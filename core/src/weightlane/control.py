@@ -128,10 +128,17 @@ class ControlChannel:
         return message
 
     def gather(self, key: str, kind: type[_T], *, seconds: float, abort: str = "") -> list[_T]:
-        """On the controller: `get` of every rank's `key`/rank, in rank order."""
+        """On the controller: `get` of every rank's `key`/rank, in rank order, all within `seconds`."""
         everyone = range(self.world_size)
+        deadline = time.monotonic() + seconds
         return [
-            self.get(f"{key}/{rank}", kind, seconds=seconds, awaited=everyone, abort=abort)
+            self.get(
+                f"{key}/{rank}",
+                kind,
+                seconds=max(0.0, deadline - time.monotonic()),
+                awaited=everyone,
+                abort=abort,
+            )
             for rank in everyone
         ]
 
@@ -199,7 +206,7 @@ class ControlChannel:
             self._on_beat = [other for other in self._on_beat if other != callback]
 
     def close(self, *, seconds: float = 5.0) -> None:
-        """Stops beating; the controller lingers up to `seconds` until all ranks have closed."""
+        """Stops beating and lets go of the store; the controller lingers `seconds` at most for the others."""
         if self._stop.is_set():
             return
         try:
@@ -216,6 +223,8 @@ class ControlChannel:
             self._stop.set()
             self._calls.close()
             self._thread.join(timeout=2 * _BEAT_SECONDS)
+            # The server ends with its last reference, and its port may be wanted again.
+            del self._store, self._beat_store
 
     # -- inside -----------------------------------------------------------------------------------------
 

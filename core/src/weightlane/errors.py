@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from typing_extensions import Self
+
+_MOST_COMPARED = 300
+
 
 class WeightlaneError(Exception):
     """Base of all typed errors. `what`, `why` and `fix` are kept apart so tools can show them apart.
@@ -28,6 +32,12 @@ class WeightlaneError(Exception):
         self.origin = ""
         self.remote_traceback = ""
         super().__init__(" ".join(part for part in (what, why, fix) if part))
+
+    def adding(self, why: str) -> Self:
+        """The same error with one more sentence of why; origin and far traceback stay."""
+        error = type(self)(self.what, f"{self.why} {why}".strip(), self.fix)
+        error.origin, error.remote_traceback = self.origin, self.remote_traceback
+        return error
 
     @property
     def reason(self) -> tuple[str, str, str]:
@@ -121,5 +131,16 @@ class PlanError(WeightlaneError):
 
 
 def near_names(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """The `limit` candidates closest to `name`, best first."""
-    return tuple(difflib.get_close_matches(name, list(candidates), n=limit, cutoff=0.6))
+    """The `limit` candidates closest to `name`, best first.
+
+    Candidates with the same last part are looked at first, and a few hundred at most: comparing every name
+    of a large model with every other would take hours.
+    """
+    every = list(candidates)
+    tail = name.rpartition(".")[2]
+    alike = [other for other in every if other.rpartition(".")[2] == tail]
+    for pool in (alike, every):
+        found = difflib.get_close_matches(name, pool[:_MOST_COMPARED], n=limit, cutoff=0.6)
+        if found:
+            return tuple(found)
+    return ()

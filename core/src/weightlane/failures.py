@@ -52,14 +52,18 @@ def failure_of(error: BaseException, *, origin: str) -> Failure:
             why=_encodable(error.why),
             fix=_encodable(error.fix),
             origin=origin,
-            traceback=error.remote_traceback,
+            traceback=error.remote_traceback or _local_traceback(error),
         )
     return Failure(
         error_type=type(error).__name__,
         what=_encodable(f"{type(error).__name__}: {error}"),
         origin=origin,
-        traceback=_encodable("".join(traceback.format_exception(error))),
+        traceback=_local_traceback(error),
     )
+
+
+def _local_traceback(error: BaseException) -> str:
+    return _encodable("".join(traceback.format_exception(error)))
 
 
 def _encodable(text: str) -> str:

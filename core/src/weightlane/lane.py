@@ -7,15 +7,18 @@ alone talks to engines. A sync that fails on one process fails on all, with the 
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
+from weightlane.agreement import put_outcome
 from weightlane.connecting import connect, rollout, trainer
 from weightlane.control import CONTROLLER
-from weightlane.errors import SyncError
+from weightlane.errors import SyncError, WeightlaneError
 from weightlane.events import EventKind, SyncEvent
 from weightlane.lane_messages import Committed, Go, RankMoved, SyncReport, SyncStart
 from weightlane.moving import move_buckets
-from weightlane.sync_failure import diagnosed, first_cause, with_consequence
+from weightlane.replica_session import cancel_all
+from weightlane.sync_failure import SyncProgress, diagnosed, first_cause, partly_published, with_consequence
 from weightlane.transports.sink import SinkBounds
 from weightlane.types import Mode
 from weightlane.verify import verify_ranks, verify_replica
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
     from weightlane.plan import LanePlan
     from weightlane.registry import Registry
     from weightlane.replica_session import ReplicaSession
+    from weightlane.stream import ExportStream
 
+_CANCEL_SECONDS = 15.0
 _T = TypeVar("_T")
 
 __all__ = ["Lane", "Mode", "connect", "rollout", "trainer"]
@@ -61,7 +66,9 @@ class Lane:
         self._sessions = tuple(sessions)
         self._bounds = bounds
         self._registry = registry
+        self._patience = bounds.whole_sync(len(plan.buckets), len(plan.replicas))
         self._sync = 0
+        self._broken_by = 0
         self._staged: SyncReport | None = None
         self._published: SyncReport | None = None
         self._closed = False
@@ -101,18 +108,19 @@ class Lane:
         sync = self._sync
         self._staged = None
         self._emit("sync-started", version)
-        began = False
+        progress: SyncProgress = "starting"
         started = time.monotonic()
         try:
-            self._agree_to_start(sync, version)
-            began = True
-            moved = self._move(sync, version)
+            with ExitStack() as export:
+                stream = self._agree_to_start(sync, version, export)
+                progress = "moving"
+                moved = self._move(stream, sync, version)
             self._channel.put(f"sync/{sync}/moved/{self._rank}", moved)
             if self._is_controller:
                 self._channel.put(f"sync/{sync}/staged", self._verify(sync, version, started))
-            report = self._await(f"sync/{sync}/staged", SyncReport, self._bounds.finish, sync)
+            report = self._await(f"sync/{sync}/staged", SyncReport, sync)
         except BaseException as error:
-            raise self._failed(sync, version, error, began=began) from error
+            raise self._failed(sync, version, error, progress) from error
         self._staged = report
         return report
 
@@ -126,18 +134,15 @@ class Lane:
                 "commit() publishes what the last stage() moved, once.",
                 "Call stage(version) first, or sync(version).",
             )
+        self._staged = None
         sync, version = report.sync, report.version
         try:
             if self._is_controller:
-                for session in self._sessions:
-                    session.publish(sync, version)
-                for session in self._sessions:
-                    session.resume(version)
+                self._publish(sync, version)
                 self._channel.put(f"sync/{sync}/committed", Committed(version))
-            self._await(f"sync/{sync}/committed", Committed, self._bounds.finish, sync)
+            self._await(f"sync/{sync}/committed", Committed, sync)
         except BaseException as error:
-            raise self._failed(sync, version, error, began=True) from error
-        self._staged = None
+            raise self._failed(sync, version, error, "committing") from error
         self._published = report
         self._emit("published", version, nbytes=report.nbytes, seconds=report.seconds)
 
@@ -169,54 +174,80 @@ class Lane:
     def _is_controller(self) -> bool:
         return self._rank == CONTROLLER
 
-    def _agree_to_start(self, sync: int, version: int) -> None:
-        """All ranks with the same version and plan, all engines ready, before anything collective."""
-        self._channel.put(f"sync/{sync}/start/{self._rank}", SyncStart(version, self._plan_digest))
-        if self._is_controller:
-            self._forget(sync - 2)
-            starts = self._channel.gather(
-                f"sync/{sync}/start", SyncStart, seconds=self._bounds.start, abort=_abort_name(sync)
-            )
-            asked = {rank: start.version for rank, start in enumerate(starts)}
-            if len(set(asked.values())) > 1 or len({start.plan_digest for start in starts}) > 1:
-                told = ", ".join(f"rank {rank} version {value}" for rank, value in asked.items())
-                raise SyncError(
-                    f"The ranks do not agree on sync {sync}: {told}.",
-                    "Every rank must call sync with the same version in the same order.",
-                    "Check the loop that calls sync.",
-                )
-            for session in self._sessions:
-                session.begin(sync, version, lambda error: self._channel.abort(_abort_name(sync), error))
-            self._channel.put(f"sync/{sync}/go", Go())
-        self._await(f"sync/{sync}/go", Go, self._bounds.start, sync)
+    def _agree_to_start(self, sync: int, version: int, export: ExitStack) -> ExportStream:
+        """All ranks with the same version and plan, all exports and engines ready, before any collective.
 
-    def _move(self, sync: int, version: int) -> RankMoved:
+        One verdict, the controller's, says whether the sync begins: nobody acts on anything else until then.
+        """
+        opened: list[ExportStream] = []
+
+        def ready() -> SyncStart:
+            if self._broken_by:
+                raise SyncError(
+                    f"The collective group of lane {self._plan.lane} was broken in sync {self._broken_by}.",
+                    "A rank left that sync's collectives before their end.",
+                    "Close the lane and connect again.",
+                )
+            opened.append(export.enter_context(self._mover.open_stream()))
+            return SyncStart(version, self._plan_digest)
+
+        put_outcome(self._channel, f"sync/{sync}/start/{self._rank}", ready)
+        if self._is_controller:
+            put_outcome(self._channel, f"sync/{sync}/go", lambda: self._start_replicas(sync))
+        self._channel.get(f"sync/{sync}/go", Go, seconds=self._patience, awaited=(CONTROLLER,))
+        return opened[0]
+
+    def _start_replicas(self, sync: int) -> Go:
+        self._forget(sync - 2)
+        name = _abort_name(sync)
+        starts = self._channel.gather(f"sync/{sync}/start", SyncStart, seconds=self._bounds.start, abort=name)
+        asked = {rank: start.version for rank, start in enumerate(starts)}
+        if len(set(asked.values())) > 1 or len({start.plan_digest for start in starts}) > 1:
+            told = ", ".join(f"rank {rank} version {value}" for rank, value in asked.items())
+            raise SyncError(
+                f"The ranks do not agree on sync {sync}: {told}.",
+                "Every rank must call sync with the same version in the same order.",
+                "Check the loop that calls sync.",
+            )
+        for session in self._sessions:
+            session.begin(sync, starts[0].version, lambda error: self._channel.abort(name, error))
+        self._channel.check_abort(name)
+        for session in self._sessions:
+            session.touched()
+        return Go()
+
+    def _move(self, stream: ExportStream, sync: int, version: int) -> RankMoved:
         bounds = SinkBounds(
             bucket_seconds=self._bounds.bucket,
             lost_after=self._bounds.lost_after,
             check=self._checker(sync),
         )
         started = time.monotonic()
-        digest = move_buckets(
+        self._broken_by = sync if stream.collective else 0
+        outcome = move_buckets(
             self._mover,
+            stream,
             self._plan,
             sync,
             version,
             bounds,
             lambda nbytes: self._emit("bucket-moved", version, nbytes=nbytes),
         )
+        self._broken_by = 0
+        if outcome.failure is not None:
+            raise outcome.failure
         fed = len(self._mover.sinks)
         return RankMoved(
             rank=self._rank,
             tensors=len(self._plan.tensors) * fed,
             nbytes=self._plan.nbytes * fed,
-            digest=digest,
+            digest=outcome.digest,
             seconds=time.monotonic() - started,
         )
 
     def _verify(self, sync: int, version: int, started: float) -> SyncReport:
         moved = self._channel.gather(
-            f"sync/{sync}/moved", RankMoved, seconds=self._bounds.finish, abort=_abort_name(sync)
+            f"sync/{sync}/moved", RankMoved, seconds=self._patience, abort=_abort_name(sync)
         )
         digest = verify_ranks(self._plan, moved)
         reports = []
@@ -239,23 +270,34 @@ class Lane:
             replicas=tuple(reports),
         )
 
+    def _publish(self, sync: int, version: int) -> None:
+        published: list[str] = []
+        try:
+            for session in self._sessions:
+                session.publish(sync, version)
+                published.append(session.address)
+            for session in self._sessions:
+                session.resume(version)
+        except WeightlaneError as error:
+            raise partly_published(error, version, published) from error
+
     # -- failing together -------------------------------------------------------------------------------
 
-    def _failed(self, sync: int, version: int, error: BaseException, *, began: bool) -> BaseException:
+    def _failed(self, sync: int, version: int, error: BaseException, progress: SyncProgress) -> BaseException:
         """Tells everyone, ends this rank's part, and gives the error to raise: the first cause of all."""
         if not isinstance(error, Exception):
             self._channel.abort(_abort_name(sync), error)
             self._mover.abort(f"rank {self._rank} was interrupted", sync=sync)
+            cancel_all(self._sessions, sync, version, f"rank {self._rank} was interrupted", _CANCEL_SECONDS)
             return error
         patience = self._bounds.lost_after + 2.0 if self._plan.manifest.collective else 0.0
         cause = diagnosed(error, sync, self._rank, patience, self._checker(sync))
         self._channel.abort(_abort_name(sync), cause)
         first = first_cause(self._channel, _abort_name(sync), cause)
         self._mover.abort(str(first), sync=sync)
-        for session in self._sessions:
-            session.cancel(sync, version, str(first), "touched" if began else "untouched")
+        cancel_all(self._sessions, sync, version, str(first), _CANCEL_SECONDS)
         self._emit("sync-failed", version, detail=str(first))
-        return with_consequence(first, sync, version, began=began)
+        return with_consequence(first, sync, version, progress)
 
     def _checker(self, sync: int) -> Callable[[], None]:
         awaited = range(self._plan.world_size) if self._is_controller else (CONTROLLER,)
@@ -268,8 +310,11 @@ class Lane:
 
     # -- small things -------------------------------------------------------------------------------------
 
-    def _await(self, key: str, kind: type[_T], seconds: float, sync: int) -> _T:
-        return self._channel.get(key, kind, seconds=seconds, awaited=(CONTROLLER,), abort=_abort_name(sync))
+    def _await(self, key: str, kind: type[_T], sync: int) -> _T:
+        """Waits for the controller's word, which may take as long as all that the controller waits for."""
+        return self._channel.get(
+            key, kind, seconds=self._patience, awaited=(CONTROLLER,), abort=_abort_name(sync)
+        )
 
     def _forget(self, sync: int) -> None:
         if sync > 0:

@@ -11,10 +11,11 @@ from weightlane.plan import LanePlan
 
 
 class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="joined"):
-    """A rank's first word: where it is and what it exports."""
+    """A rank's first word: where it is, what it exports, and the arguments it gave to `connect`."""
 
     place: RankPlace
     manifest: RankManifest
+    arguments: dict[str, str]
 
 
 class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="planned"):

@@ -33,6 +33,10 @@ class Mover:
     rings: tuple[ShmSink, ...]
     channel: ControlChannel
 
+    def open_stream(self) -> ExportStream:
+        """This sync's stream, not entered yet."""
+        return self.registry.call_export_params(self.selected, self.stream)
+
     def abort(self, cause: str, *, sync: int | None = None) -> None:
         """Tells every receiver that this rank feeds.
 
@@ -50,48 +54,60 @@ class Mover:
             sink.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How a rank came through a stream that it iterated to its end.
+
+    `digest` is over what it sent ("" when it only drained); `failure` is what kept it from sending.
+    """
+
+    digest: str
+    failure: Exception | None = None
+
+
 def move_buckets(
     mover: Mover,
+    stream: ExportStream,
     plan: LanePlan,
     sync: int,
     version: int,
     bounds: SinkBounds,
     moved: Callable[[int], None],
-) -> str:
-    """Moves one sync's buckets from this rank; gives the digest of what it sent ("" when it only drained).
+) -> Moved:
+    """Moves one sync's buckets from this rank.
 
     When a sink fails and the stream is collective, the rank goes on iterating without sending, so that no
-    other rank is left alone in a collective (invariant 6), and raises at the end.
+    other rank is left alone in a collective (invariant 6), and tells the failure at the end. An error of the
+    stream itself, or of a sink where nothing is collective, is raised at once.
     """
     failed: Exception | None = None
-    stream = mover.registry.call_export_params(mover.selected, mover.stream)
-    with stream:
+    try:
+        for sink in mover.sinks:
+            sink.begin(sync, version, bounds)
+    except Exception as error:  # noqa: BLE001 - kept for the end of the stream, whatever it is
+        failed = _noted(mover, stream, error, sync)
+    for layout, tensors in _planned(plan, stream):
+        if failed is not None:
+            continue
         try:
+            bounds.check()
             for sink in mover.sinks:
-                sink.begin(sync, version, bounds)
-        except Exception as error:
-            if not stream.collective:
-                raise
-            failed = error
-            mover.abort(str(error), sync=sync)
-        for layout, tensors in _planned(plan, stream):
-            if failed is not None:
-                continue
-            try:
-                if not mover.sinks:
-                    bounds.check()
-                for sink in mover.sinks:
-                    sink.put(layout, tensors)
-                moved(layout.nbytes)
-            except Exception as error:
-                if not stream.collective:
-                    raise
-                failed = error
-                mover.abort(str(error), sync=sync)
+                sink.put(layout, tensors)
+            moved(layout.nbytes)
+        except Exception as error:  # noqa: BLE001 - kept for the end of the stream, whatever it is
+            failed = _noted(mover, stream, error, sync)
     if failed is not None:
-        raise failed
+        return Moved("", failed)
     digests = [sink.finish() for sink in mover.sinks]
-    return next((digest for digest in digests if digest), "")
+    return Moved(next((digest for digest in digests if digest), ""))
+
+
+def _noted(mover: Mover, stream: ExportStream, error: Exception, sync: int) -> Exception:
+    """The error, for the end of a collective stream; raised where no other rank waits for this one."""
+    if not stream.collective:
+        raise error
+    mover.abort(str(error), sync=sync)
+    return error
 
 
 def _planned(

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from weightlane.messages import ReceivePlan, WireTensor
     from weightlane.receiver import ExpectedTensor
 
+_MOST_NEAR_NAMES = 20  # a wrong prefix makes every name a problem; the first few near names tell enough
+
 
 def check_layout(plan: ReceivePlan) -> list[Problem]:
     """Problems of the plan in itself: names twice, unknown dtypes, layouts that do not hold their tensors."""
@@ -80,36 +82,23 @@ def check_against_expected(
     """Missing, extra and mis-shaped tensors of a full sync, against the checkpoint the receiver expects."""
     wanted = {item.name: item for item in expected}
     sent = {tensor.name: tensor for tensor in tensors}
-    problems: list[Problem] = []
-    for name, tensor in sent.items():
-        target = wanted.get(name)
-        if target is None:
-            spare = [other for other in wanted if other not in sent]
-            problems.append(
-                Problem(
-                    "extra-name",
-                    name,
-                    f"{receiver} has no tensor of this name",
-                    near=near_names(name, spare) or near_names(name, wanted),
-                )
-            )
-        elif target.shape != tensor.shape:
-            problems.append(
-                Problem(
-                    "shape",
-                    name,
-                    f"exported with shape {list(tensor.shape)}, but {receiver} expects {list(target.shape)}",
-                )
-            )
-    for name, target in wanted.items():
-        if name not in sent and not target.tied_to:
-            spare = [other for other in sent if other not in wanted]
-            problems.append(
-                Problem(
-                    "missing-name",
-                    name,
-                    f"{receiver} expects it and no trainer rank exports it",
-                    near=near_names(name, spare),
-                )
-            )
+    extra = [name for name in sent if name not in wanted]
+    missing = [item.name for item in expected if item.name not in sent and not item.tied_to]
+    problems = [
+        Problem(
+            "shape",
+            name,
+            f"exported with shape {list(sent[name].shape)}, but {receiver} expects "
+            f"{list(wanted[name].shape)}",
+        )
+        for name in sent
+        if name in wanted and wanted[name].shape != sent[name].shape
+    ]
+    for number, name in enumerate(extra):
+        near = near_names(name, missing) or near_names(name, wanted) if number < _MOST_NEAR_NAMES else ()
+        problems.append(Problem("extra-name", name, f"{receiver} has no tensor of this name", near=near))
+    for number, name in enumerate(missing):
+        near = near_names(name, extra) if number < _MOST_NEAR_NAMES else ()
+        what = f"{receiver} expects it and no trainer rank exports it"
+        problems.append(Problem("missing-name", name, what, near=near))
     return problems

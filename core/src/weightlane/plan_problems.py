@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightlane.errors import Problem
+from weightlane.front.frames import MAX_FRAME_BYTES
 from weightlane.manifest import DTYPE_BYTES, FLOATING
+from weightlane.program import AgentMove
+
+_FRAME_OVERHEAD = 4096
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightlane.buckets import BucketLayout
     from weightlane.manifest import Manifest
     from weightlane.messages import WireTensor
     from weightlane.planning import OpenReplica
+    from weightlane.program import Program
     from weightlane.receiver import ExpectedTensor, NameEntry
 
 
@@ -89,4 +95,22 @@ def disagreements(mapped: Sequence[tuple[NameEntry, ...]], replicas: Sequence[Op
         for replica, entries in zip(replicas[1:], mapped[1:], strict=True)
         for mine, theirs in zip(mapped[0], entries, strict=True)
         if (mine.wire, mine.dtype, mine.dropped) != (theirs.wire, theirs.dtype, theirs.dropped)
+    ]
+
+
+def frame_problems(
+    program: Program, buckets: Sequence[BucketLayout], tensors: Sequence[WireTensor]
+) -> list[Problem]:
+    """Buckets that do not fit into one message by value, found before the first of them is sent."""
+    if not isinstance(program.move, AgentMove) or program.move.transport != "inline":
+        return []
+    return [
+        Problem(
+            "bucket-size",
+            tensors[layout.entries[0].tensor].name,
+            f"its bucket has {layout.nbytes} bytes, and a message by value carries {MAX_FRAME_BYTES} at most",
+            "Use transport shm, or smaller buckets where several tensors share one.",
+        )
+        for layout in buckets
+        if layout.entries and layout.nbytes + _FRAME_OVERHEAD > MAX_FRAME_BYTES
     ]

@@ -12,7 +12,13 @@ from weightlane.manifest import Manifest, RankManifest, merge_rank_manifests
 from weightlane.peers import choose_transport, form_peers
 from weightlane.plan import LanePlan, ReplicaPlan, wire_tensors
 from weightlane.plan_check import check_against_expected
-from weightlane.plan_problems import disagreements, dtype_problems, duplicate_names, tie_problems
+from weightlane.plan_problems import (
+    disagreements,
+    dtype_problems,
+    duplicate_names,
+    frame_problems,
+    tie_problems,
+)
 from weightlane.program import with_lifecycle
 from weightlane.selection import select
 from weightlane.types import Capability, Mode, Phase
@@ -143,6 +149,7 @@ def make_plan(
             registry.call_build_requests(replica.selected, context),
             registry.call_plan_lifecycle(replica.selected, context),
         )
+        problems += frame_problems(program, buckets, tensors)
         first = sum(len(plan.peers) for plan in plans)
         plans.append(_replica_plan(replica, transport, program, len(parts), first))
     if problems:

@@ -13,18 +13,16 @@ from torch._C._distributed_c10d import TCPStore
 from weightlane.control import CONTROLLER, ControlChannel, first_line
 from weightlane.errors import ControlLostError
 
-_CLIENT_SECONDS = 60.0
-
 
 def open_control_channel(
-    *, address: str | None, lane: str, rank: int, world_size: int, lost_after: float
+    *, address: str | None, lane: str, rank: int, world_size: int, seconds: float, lost_after: float
 ) -> ControlChannel:
     """Opens the lane's channel on the controller and joins it from the other ranks.
 
     `address` is `tcp://host:port`, given equally on every rank, or None: then the store that
     `torch.distributed` was initialised with (MASTER_ADDR, MASTER_PORT) tells the ranks where the channel is,
     and a single process keeps it to itself. The server listens on loopback unless the address, or
-    MASTER_ADDR, names another interface.
+    MASTER_ADDR, names another interface. `seconds` bounds the wait for a controller that comes later.
 
     Raises:
         ControlLostError: no way to find the channel, or nobody answers there.
@@ -33,15 +31,15 @@ def open_control_channel(
     try:
         if named:
             host, port = _parse(named)
-            server = _serve(host, port) if rank == CONTROLLER else None
+            server = _serve(host, port, seconds) if rank == CONTROLLER else None
         elif world_size == 1:
             host, port = "127.0.0.1", 0
-            server = _serve(host, port)
+            server = _serve(host, port, seconds)
             port = server.port
         else:
-            host, port, server = _through_master_store(lane, rank)
-        store = server or _join(host, port)
-        beat_store = _join(host, port)
+            host, port, server = _through_master_store(lane, rank, seconds)
+        store = server or _join(host, port, seconds)
+        beat_store = _join(host, port, seconds)
     except (RuntimeError, OSError, ValueError) as error:
         raise ControlLostError(
             f"Rank {rank} could not open the control channel of lane {lane} at "
@@ -61,7 +59,7 @@ def _parse(address: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def _serve(host: str, port: int) -> TCPStore:
+def _serve(host: str, port: int, seconds: float) -> TCPStore:
     """A store whose server listens on `host` alone; TCPStore by itself would listen on every interface."""
     listener = socket.create_server((host, port), backlog=1024)
     bound_port = listener.getsockname()[1]
@@ -70,26 +68,24 @@ def _serve(host: str, port: int) -> TCPStore:
         bound_port,
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=_CLIENT_SECONDS),
+        timeout=timedelta(seconds=seconds),
         master_listen_fd=listener.detach(),
     )
 
 
-def _join(host: str, port: int) -> TCPStore:
-    return TCPStore(
-        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_CLIENT_SECONDS)
-    )
+def _join(host: str, port: int, seconds: float) -> TCPStore:
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds))
 
 
-def _through_master_store(lane: str, rank: int) -> tuple[str, int, TCPStore | None]:
+def _through_master_store(lane: str, rank: int, seconds: float) -> tuple[str, int, TCPStore | None]:
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port:
         raise OSError("MASTER_ADDR and MASTER_PORT are not set, and no control address was given")
-    master = _join(host, int(port))
+    master = _join(host, int(port), seconds)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     key = f"weightlane/control/{attempt}/{lane}"
     if rank == CONTROLLER:
-        server = _serve(socket.gethostbyname(host), 0)
+        server = _serve(socket.gethostbyname(host), 0, seconds)
         master.set(key, f"{host}|{server.port}")
         return host, server.port, server
     found_host, found_port = master.get(key).decode().split("|")

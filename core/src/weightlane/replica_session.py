@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Literal, TypeVar
+import time
+from typing import TYPE_CHECKING, TypeVar
 
 from weightlane.agent_calls import call_agents
 from weightlane.errors import SyncTimeoutError, WeightlaneError
@@ -51,6 +52,7 @@ class ReplicaSession:
         self._bounds = bounds
         self._receiving: _ReceiveCall | None = None
         self._paused = False
+        self._dirty = False
 
     @property
     def address(self) -> str:
@@ -71,7 +73,7 @@ class ReplicaSession:
     def begin(self, sync: int, version: int, on_failure: Callable[[BaseException], None]) -> None:
         """Pauses the engine as planned and, over a ring, starts the long receive call in a thread."""
         self._receiving = None
-        if self._replica.program.pause:
+        if self._replica.program.pause and not self._paused:
             # Before the calls: one that fails half-way must be resumed as well.
             self._paused = True
             self._run(self._replica.program.pause, version)
@@ -86,7 +88,7 @@ class ReplicaSession:
                 lost_after_seconds=self._bounds.lost_after,
             )
             # The call lasts a whole sync; liveness of both sides ends it long before this bound does.
-            seconds = self._bounds.start + self._bounds.finish + self._bounds.bucket * len(self._plan.buckets)
+            seconds = self._bounds.whole_sync(len(self._plan.buckets), 1)
             self._receiving = _ReceiveCall(lambda: self._call(request, ReceiveReport, seconds), on_failure)
 
     def reports(self, sync: int, check: Callable[[], None]) -> list[ReceiveReport]:
@@ -106,6 +108,7 @@ class ReplicaSession:
         if self.has_agent:
             self._call(Publish(self._plan.lane, sync, version), Done, self._bounds.finish)
         self._run(self._replica.program.publish, version)
+        self._dirty = False
 
     def resume(self, version: int) -> None:
         """Lets generation go on, if it was this session that paused it."""
@@ -113,27 +116,33 @@ class ReplicaSession:
             self._run(self._replica.program.resume, version)
             self._paused = False
 
-    def cancel(self, sync: int, version: int, cause: str, state: Literal["untouched", "touched"]) -> None:
+    def touched(self) -> None:
+        """Buckets may reach this replica from now on: only a published version lets it generate again."""
+        self._dirty = True
+
+    def cancel(self, sync: int, version: int, cause: str) -> None:
         """Ends this replica's part of a failed sync: waits for its receive call, then tells the workers why.
 
         Best effort and bounded: the sync has failed already and its cause must not be hidden by this. An
-        engine that was paused and not touched generates again; one that was touched stays paused.
+        engine that was paused and that no sync has touched since it last published generates again.
         """
-        if state == "untouched":
-            with contextlib.suppress(WeightlaneError):
-                self.resume(version)
+        self._resume_if_clean(version)
         if self._receiving is not None and not self._receiving.ended(
             self._bounds.lost_after + _CLEANUP_SECONDS
         ):
             return
         if self.has_agent:
-            try:
+            with contextlib.suppress(WeightlaneError):
                 self._call(Cancel(self._plan.lane, sync, cause), Done, _CLEANUP_SECONDS)
-            except WeightlaneError:
-                return
+
+    def _resume_if_clean(self, version: int) -> None:
+        if self._paused and not self._dirty:
+            with contextlib.suppress(WeightlaneError):
+                self.resume(version)
 
     def close(self) -> None:
         """Detaches from the workers and lets go of the endpoint."""
+        self._resume_if_clean(0)
         if self.has_agent:
             # A dead engine needs no detaching.
             with contextlib.suppress(WeightlaneError):
@@ -146,6 +155,21 @@ class ReplicaSession:
 
     def _call(self, request: AgentRequest, kind: type[_T], seconds: float) -> list[_T]:
         return call_agents(self.endpoint, request, kind, workers=len(self._replica.peers), seconds=seconds)
+
+
+def cancel_all(
+    sessions: Sequence[ReplicaSession], sync: int, version: int, cause: str, seconds: float
+) -> None:
+    """Cancels a failed sync on every replica at once, for at most `seconds` in all."""
+    deadline = time.monotonic() + seconds
+    threads = [
+        threading.Thread(target=session.cancel, args=(sync, version, cause), daemon=True)
+        for session in sessions
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class _ReceiveCall:

@@ -28,7 +28,10 @@ class ExportStream(Protocol):
         """One item per planned bucket: (index into the plan's tensors, tensor) in layout order."""
 
     def __enter__(self) -> ExportStream:  # noqa: PYI034 - a stream may enter into another
-        """Enters whatever the export needs (unshard, offload)."""
+        """Checks and enters what needs no other rank: all ranks agree to start only after this.
+
+        Raises ExportError when the model is not what the manifest announced.
+        """
 
     def __exit__(
         self,

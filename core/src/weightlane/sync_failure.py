@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from weightlane.errors import ControlLostError, HookError, PlanError, SyncError, WeightlaneError
 from weightlane.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from weightlane.control import ControlChannel
+
+SyncProgress: TypeAlias = Literal["starting", "moving", "committing"]
+"""How far a sync had come when it failed: nobody had moved anything, buckets were moving, or all had
+verified and the version was being published."""
+
+# Before all ranks agreed to start there is no one version: each knows only what it asked for.
+_CONSEQUENCES: dict[SyncProgress, str] = {
+    "starting": "Sync {sync} failed and was not published; it touched no receiver.",
+    "moving": "Sync {sync} (version {version}) failed and was not published; receivers that had begun to "
+    "write are fenced until a sync succeeds.",
+    "committing": "The commit of sync {sync} (version {version}) failed; replicas that had not published are "
+    "fenced until a sync succeeds.",
+}
 
 
 def diagnosed(error: Exception, sync: int, rank: int, seconds: float, check: Callable[[], None]) -> Exception:
@@ -45,18 +58,17 @@ def first_cause(channel: ControlChannel, name: str, mine: Exception) -> Exceptio
     return mine
 
 
-def with_consequence(error: Exception, sync: int, version: int, *, began: bool) -> Exception:
+def partly_published(error: WeightlaneError, version: int, published: Sequence[str]) -> WeightlaneError:
+    """A failed commit as the same typed error, which also names the replicas that serve the version."""
+    served = f"served by {', '.join(published)}" if published else "served by no replica"
+    return error.adding(f"Version {version} is {served}.")
+
+
+def with_consequence(error: Exception, sync: int, version: int, progress: SyncProgress) -> Exception:
     """The same typed error, which also says what state the receivers are in."""
     if not isinstance(error, WeightlaneError) or isinstance(error, PlanError):
         return error
-    state = (
-        "receivers that had begun to write are fenced until a sync succeeds"
-        if began
-        else "no receiver was touched"
-    )
-    # Before all ranks agreed to start there is no one version: each knows only what it asked for.
-    name = f"Sync {sync} (version {version})" if began else f"Sync {sync}"
-    told = f"{name} failed and was not published; {state}."
+    told = _CONSEQUENCES[progress].format(sync=sync, version=version)
     if told in error.why:
         return error
-    return type(error)(error.what, f"{error.why} {told}".strip(), error.fix)
+    return error.adding(told)

@@ -26,7 +26,7 @@ def free_address() -> str:
 
 def open_channel(address: str | None, rank: int, world_size: int) -> ControlChannel:
     return open_control_channel(
-        address=address, lane="lane-1", rank=rank, world_size=world_size, lost_after=LOST_AFTER
+        address=address, lane="lane-1", rank=rank, world_size=world_size, seconds=60.0, lost_after=LOST_AFTER
     )
 
 

@@ -77,7 +77,9 @@ def engine(start_engine: Callable[[], FrontProcess]) -> FrontProcess:
 def ranks(model_folder: Path) -> Callable[..., RankGroup]:
     """Makes a group of ranks for a scenario of `rank_program.py`."""
 
-    def make(scenario: str, world_size: int, urls: Sequence[str], placement: str = "replicated") -> RankGroup:
+    def make(
+        scenario: str, world_size: int, urls: Sequence[str], placement: str = "replicated", go: str = ""
+    ) -> RankGroup:
         return RankGroup(
             [str(PROGRAM), scenario],
             world_size,
@@ -85,6 +87,7 @@ def ranks(model_folder: Path) -> Callable[..., RankGroup]:
                 "LANE_TEST_MODEL": str(model_folder),
                 "LANE_TEST_URLS": ",".join(urls),
                 "LANE_TEST_PLACEMENT": placement,
+                "LANE_TEST_GO": go,
             },
         )
 

@@ -14,13 +14,16 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace as replace_struct
 from safetensors.torch import load_file
 
 import weightlane as wl
 from weightlane.bounds import DEFAULT_BOUNDS
+from weightlane.contexts import BuildRequestsContext
 from weightlane.events import SyncEvent
 from weightlane.hookspecs import hookimpl
 from weightlane.lane import Lane
+from weightlane.program import EngineCall, Lifecycle
 from weightlane.registry import get_registry
 from weightlane.ring_file import shared_memory_folder
 from weightlane.testing import steps
@@ -186,6 +189,40 @@ def slow_sync() -> None:
     step("after", lambda: lane.sync(version=6))
 
 
+def half_published() -> None:
+    """Two replicas; the second dies between stage and commit, when told so by a file."""
+    lane = open_lane(weights(), urls=URLS)
+    step("stage", lambda: lane.stage(version=1))
+    print("STAGED", flush=True)
+    go = Path(os.environ["LANE_TEST_GO"])
+    deadline = time.monotonic() + 60
+    while not go.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    step("commit", lane.commit)
+    if RANK == 0:
+        generated = step("first replica serves", lambda: lane.replicas[0].generate([[1, 2, 3]], max_tokens=1))
+        tell("served", versions=[item.weight_version for item in generated or ()])
+    tell("published", version=[lane.published_version])
+
+
+def failed_settle() -> None:
+    """An engine call that belongs after the last bucket, such as a cache flush, fails."""
+    from weightlane.reference import plugin
+
+    healthy = plugin.weightlane_plan_lifecycle
+
+    @hookimpl
+    def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
+        return replace_struct(healthy(context), settle=(EngineCall("flush_cache_that_fails"),))
+
+    plugin.weightlane_plan_lifecycle = weightlane_plan_lifecycle
+    lane = open_lane(weights())
+    step("settle", lambda: lane.sync(version=1))
+    tell("published", version=[lane.published_version])
+    if RANK == 0:
+        step("generate", lambda: lane.replicas[0].generate([[1, 2, 3]], max_tokens=1))
+
+
 def no_op_and_many() -> None:
     """Unchanged weights raise the stale alarm; many syncs in a row leave nothing behind."""
     good = weights()
@@ -212,6 +249,8 @@ if __name__ == "__main__":
         "drift": drift,
         "diverged": diverged,
         "slow_sync": slow_sync,
+        "half_published": half_published,
+        "failed_settle": failed_settle,
         "no_op_and_many": no_op_and_many,
     }[sys.argv[1]]()
     if dist.is_initialized():

@@ -127,7 +127,12 @@ def move(stream: FakeStream, *sinks: FakeSink, bounds: SinkBounds = BOUNDS) -> s
     registry: Any = FakeRegistry(stream)
     nothing: Any = None
     mover = Mover(registry, nothing, nothing, sinks, (), nothing)
-    return move_buckets(mover, plan(), 4, 10, bounds, lambda nbytes: None)
+    with mover.open_stream() as opened:
+        outcome = move_buckets(mover, opened, plan(), 4, 10, bounds, lambda nbytes: None)
+    if outcome.failure is not None:
+        assert stream.collective, "without a collective a failure is raised at once"
+        raise outcome.failure
+    return outcome.digest
 
 
 def test_every_bucket_goes_to_every_sink_in_order() -> None:
@@ -170,6 +175,22 @@ def test_a_rank_that_only_drains_sees_an_abort(collective: bool, asked: int) -> 
     with pytest.raises(SyncError, match="another rank failed"):
         move(stream, bounds=SinkBounds(5.0, 5.0, check))
     assert stream.asked == asked
+
+
+@pytest.mark.parametrize("kind", ["agent", "request", "inprocess"])
+def test_a_rank_sees_an_abort_between_buckets_whatever_its_sink_looks_at(kind: str) -> None:
+    looks: list[int] = []
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) > 1:
+            raise SyncError("another rank failed")
+
+    stream = FakeStream(collective=False)
+    _, sink = make_sink(kind)
+    with pytest.raises(SyncError, match="another rank failed"):
+        move(stream, sink, bounds=SinkBounds(5.0, 5.0, check))
+    assert stream.asked <= 2
 
 
 def test_a_rank_that_only_drains_has_no_digest() -> None:

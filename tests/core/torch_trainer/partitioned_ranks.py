@@ -119,8 +119,8 @@ def streams_partitioned(
 
 def changed_since_connect(model: dict[str, Tensor], manifest: Manifest) -> str:
     try:
-        for _ in stream_of(export_context(model), manifest):
-            pass
+        with stream_of(export_context(model), manifest) as stream:
+            list(stream)
     except ExportError as error:
         return str(error)
     return ""

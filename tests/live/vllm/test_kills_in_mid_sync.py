@@ -58,5 +58,7 @@ def test_a_trainer_rank_then_a_worker_killed_in_mid_sync(
         assert {step.rank for step in steps} == {0, 1}
         for step in steps:
             assert step.outcome == "error"
+            assert step.type == "EngineDeadError"
             assert front.address in step.text
+            assert str(victim) in step.text
             assert step.seconds < WITHIN_SECONDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,7 +42,7 @@ class FrontDesk:
         try:
             return self._answer(request)
         except Exception as error:  # noqa: BLE001 - the far side must hear of it, whatever it is
-            return traced_failure(error, origin=self._origin)
+            return failures.failure_of(error, origin=self._origin)
 
     def _answer(self, request: messages.FrontRequest) -> messages.FrontReply:
         if isinstance(request, messages.GetFacts):
@@ -95,14 +94,6 @@ class FrontDesk:
             self._gate.shut(f"{cause}; the workers could not be asked whether they are whole: {error}")
             return
         self._gate.open()
-
-
-def traced_failure(error: BaseException, *, origin: str) -> failures.Failure:
-    """The error as a message that always carries a traceback, also for typed errors."""
-    failure = failures.failure_of(error, origin=origin)
-    if failure.traceback:
-        return failure
-    return msgspec.structs.replace(failure, traceback="".join(traceback.format_exception(error)))
 
 
 def _kind_of_reply(data: bytes) -> _Kind:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from weightlane import messages
 from weightlane.errors import EngineError, ProtocolError
+from weightlane.failures import failure_of
 from weightlane.front.address import FrontAddress, key_for, parse_address, prepare_socket_folder
-from weightlane.front.desk import FrontDesk, traced_failure
+from weightlane.front.desk import FrontDesk
 from weightlane.front.frames import MAX_FRAME_BYTES, connection_of, prove_key_to_client
 
 if TYPE_CHECKING:
@@ -134,12 +135,12 @@ class _Server:
                 f"It is longer than {MAX_FRAME_BYTES} bytes or stopped for {_STALL_SECONDS:g} s on its way.",
                 "Send large buckets through the ring (transport shm).",
             )
-            connection.send_bytes(messages.encode(traced_failure(refusal, origin=self._where.text)))
+            connection.send_bytes(messages.encode(failure_of(refusal, origin=self._where.text)))
             return False
         try:
             request: messages.FrontRequest = messages.decode(data, messages.FrontRequest, sender="a client")
         except ProtocolError as error:
-            connection.send_bytes(messages.encode(traced_failure(error, origin=self._where.text)))
+            connection.send_bytes(messages.encode(failure_of(error, origin=self._where.text)))
             return True
         connection.send_bytes(messages.encode(self._desk.answer(request)))
         if isinstance(request, messages.Shutdown):

@@ -76,8 +76,9 @@ def change_weights(model: torch.nn.Module, *, noise: float, seed: int) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             sample = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() > 1:
-                parameter.add_(sample * parameter.std() * noise)
+            spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
+            # A norm of ones or a bias of zeros has no spread, and must change too or its loss goes unseen.
+            parameter.add_(sample * (spread or 1.0) * noise)
 
 
 def held_by_this_rank(model: torch.nn.Module, placement: str) -> Any:

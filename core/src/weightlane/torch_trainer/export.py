@@ -42,6 +42,11 @@ class TorchStream:
         ]
 
     def __enter__(self) -> ExportStream:
+        rank = self._context.export.rank
+        held = named_tensors(self._context.export.model)
+        for spec in self._specs:
+            if rank in spec.holders:
+                _require_as_announced(spec, held, rank)
         return self
 
     def __exit__(
@@ -55,10 +60,6 @@ class TorchStream:
     def __iter__(self) -> Iterator[Sequence[tuple[int, Tensor]]]:
         """One list of (index into the plan's tensors, tensor) a bucket; empty on a rank that only drains."""
         held = named_tensors(self._context.export.model)
-        rank = self._context.export.rank
-        for spec in self._specs:
-            if rank in spec.holders:
-                _require_as_announced(spec, held, rank)
         for layout in self._context.buckets:
             bucket: list[tuple[int, Tensor]] = []
             for entry in layout.entries:

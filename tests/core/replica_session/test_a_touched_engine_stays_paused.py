@@ -1,0 +1,152 @@
+"""Only an engine that no sync has touched since it last published is let go after a failure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weightlane.bounds import Bounds
+from weightlane.buckets import lay_out_buckets
+from weightlane.manifest import Manifest
+from weightlane.messages import WireTensor
+from weightlane.plan import LanePlan, ReplicaPlan
+from weightlane.program import EngineCall, Program, RequestMove
+from weightlane.replica_session import ReplicaSession, cancel_all
+from weightlane.types import Mode, Phase, TransportName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WIRES = (WireTensor("w", (4,), "float32"),)
+
+
+class FakePausableEndpoint:
+    """An engine that can be paused and takes requests only; notes the routes that it was called on."""
+
+    address = "http://fake"
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.routes: list[str] = []
+        self.fails_at = fails_at
+
+    def call(self, call: EngineCall, *, version: int | None = None) -> str:
+        self.routes.append(call.route)
+        return ""
+
+    def close(self) -> None:
+        self.routes.append("close")
+
+
+def session_of(endpoint: Any) -> ReplicaSession:
+    replica = ReplicaPlan(
+        replica=0,
+        engine="fake",
+        engine_version="1",
+        address=endpoint.address,
+        backend="fake",
+        era="any",
+        distribution="fake 1",
+        evidence=(),
+        notes=(),
+        coverage="untraced",
+        transport=TransportName.INLINE,
+        incarnations={0: "a"},
+        peers=(0,),
+        program=Program(
+            RequestMove("update", "payload", 1, "{}", "{}"),
+            pause=(EngineCall("pause"),),
+            publish=(EngineCall("publish"),),
+            resume=(EngineCall("resume"),),
+        ),
+    )
+    plan = LanePlan(
+        lane="lane",
+        mode=Mode.FULL,
+        phase=Phase.FULL,
+        world_size=1,
+        trainer_backend="torch",
+        manifest=Manifest(Phase.FULL, 1, ()),
+        verify="counts",
+        entries=(),
+        tensors=WIRES,
+        buckets=lay_out_buckets(WIRES),
+        replicas=(replica,),
+    )
+    return ReplicaSession(plan, 0, endpoint, Bounds())
+
+
+def nothing(_: BaseException) -> None:
+    return None
+
+
+def begun(session: ReplicaSession, sync: int) -> None:
+    session.begin(sync, sync, nothing)
+
+
+@pytest.fixture
+def endpoint() -> FakePausableEndpoint:
+    return FakePausableEndpoint()
+
+
+def test_a_sync_that_failed_before_its_first_bucket_resumes_the_engine(
+    endpoint: FakePausableEndpoint,
+) -> None:
+    session = session_of(endpoint)
+    begun(session, 1)
+    session.cancel(1, 1, "another replica refused")
+    assert endpoint.routes == ["pause", "resume"]
+
+
+def test_a_touched_engine_stays_paused_through_a_later_sync_that_fails_early(
+    endpoint: FakePausableEndpoint,
+) -> None:
+    session = session_of(endpoint)
+    begun(session, 1)
+    session.touched()
+    session.cancel(1, 1, "a bucket failed")
+    session.cancel(2, 2, "ranks asked for different versions")
+    begun(session, 3)
+    session.cancel(3, 3, "another replica refused")
+    session.close()
+    assert endpoint.routes == ["pause", "close"]
+
+
+def test_a_published_version_lets_it_go(endpoint: FakePausableEndpoint) -> None:
+    session = session_of(endpoint)
+    begun(session, 1)
+    session.touched()
+    session.cancel(1, 1, "a bucket failed")
+    begun(session, 2)
+    session.touched()
+    session.publish(2, 2)
+    session.resume(2)
+    assert endpoint.routes == ["pause", "publish", "resume"]
+
+
+def test_an_interrupted_lane_lets_an_untouched_engine_go_when_it_closes(
+    endpoint: FakePausableEndpoint,
+) -> None:
+    session = session_of(endpoint)
+    begun(session, 1)
+    session.close()
+    assert endpoint.routes == ["pause", "resume", "close"]
+
+
+def test_all_replicas_are_cancelled_at_once_within_one_bound() -> None:
+    import threading
+    import time
+
+    class FakeSlowSession:
+        def __init__(self, wait: Callable[[], object]) -> None:
+            self.wait = wait
+
+        def cancel(self, sync: int, version: int, cause: str) -> None:
+            self.wait()
+
+    never = threading.Event()
+    sessions: Any = [FakeSlowSession(lambda: never.wait(30)) for _ in range(3)]
+    started = time.monotonic()
+    cancel_all(sessions, 1, 1, "cause", 0.5)
+    assert time.monotonic() - started < 5
+    never.set()
