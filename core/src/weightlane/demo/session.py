@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from weightlane.demo.engines import EngineStart, RunningEngine, own_python, start_engine
 from weightlane.demo.messages import Closing, Connected, LastProbs, ModelReady, StepReport, Task
 from weightlane.demo.ranks import start_trainer_ranks
-from weightlane.demo.settings import LIMITS, RANKS, REAL_LESSON, TINY_LESSON
+from weightlane.demo.settings import LIMITS, RANKS, lesson_for
 from weightlane.demo.verdict import Verdict, broken, judge
 from weightlane.errors import ProtocolError, WeightlaneError
 from weightlane.front.socket_folder import socket_folder
@@ -65,7 +65,7 @@ def run_demo(settings: DemoSettings, view: View) -> Record:
         WeightlaneError: the run did not get as far as a connected lane.
     """
     started = time.monotonic()
-    lesson = REAL_LESSON if settings.model else TINY_LESSON
+    lesson = lesson_for(settings.model)
     with ExitStack() as stack:
         folder = stack.enter_context(socket_folder())
         record, ranks, engine = _connect(stack, settings, lesson, folder, view)

@@ -49,10 +49,20 @@ class Lesson(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 TINY_LESSON = Lesson(learning_rate=0.012, prompts=32)
-"""For the tiny random model."""
+"""For a tiny random model, the demo's own or one of that size."""
 
 REAL_LESSON = Lesson(learning_rate=2e-4, prompts=8)
-"""For a checkpoint of the user's: gentler, and with fewer samples, since it is larger."""
+"""For a larger checkpoint: gentler, and with fewer samples."""
+
+_TINY_BYTES = 20_000_000
+
+
+def lesson_for(model: Path | None) -> Lesson:
+    """How to train a checkpoint folder, by the size of its weights; None is the demo's own tiny model."""
+    if model is None:
+        return TINY_LESSON
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    return TINY_LESSON if 0 < weights <= _TINY_BYTES else REAL_LESSON
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
