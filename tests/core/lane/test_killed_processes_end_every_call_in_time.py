@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weightlane.testing.ranks import RankGroup
+from weightlane.testing.ranks import RankGroup, RankOutcome
 from weightlane.testing.steps import steps_named
 
 if TYPE_CHECKING:
@@ -37,20 +37,28 @@ def test_a_killed_receiver(
         assert step.seconds < SECONDS
 
 
-@pytest.mark.parametrize(("victim", "placement"), [(1, "replicated"), (1, "partitioned"), (0, "replicated")])
+@pytest.mark.parametrize(
+    ("victim", "placement", "world_size"),
+    [(1, "replicated", 2), (1, "partitioned", 3), (0, "replicated", 2)],
+)
 def test_a_killed_trainer_rank(
-    ranks: RankMaker, engine: FrontProcess, outcomes_of: Callable[..., object], victim: int, placement: str
+    ranks: RankMaker, engine: FrontProcess, victim: int, placement: str, world_size: int
 ) -> None:
-    with ranks("slow_sync", 3, [engine.address], placement) as group:
+    with ranks("slow_sync", world_size, [engine.address], placement) as group:
         group.wait_for_output(0, "MOVED A BUCKET", 60)
         process = group.process_id(victim)
         group.kill(victim)
         outcomes = group.wait(60)
     steps = steps_named(outcomes, "slow")
-    assert {step.rank for step in steps} == {0, 1, 2} - {victim}
+    assert {step.rank for step in steps} == set(range(world_size)) - {victim}
     for step in steps:
         assert step.outcome == "error", step
         assert f"ank {victim} (process {process}" in step.text, step.text
         assert step.seconds < SECONDS
-    # The engine outlives it: its worker has ended its part too, and a new lane syncs.
-    outcomes_of("no_op_and_many", 1, [engine.address])
+
+
+def test_the_engine_outlives_its_trainers_and_the_next_lane_syncs(
+    engine: FrontProcess, outcomes_of: Callable[..., list[RankOutcome]]
+) -> None:
+    outcomes = outcomes_of("no_op_and_many", 1, [engine.address])
+    assert steps_named(outcomes, "many")[0].outcome == "ok"

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def test_a_call_that_fails_after_the_last_bucket_publishes_nothing(
-    outcomes_of: Callable[..., list[RankOutcome]], start_engine: Callable[[], FrontProcess]
+    outcomes_of: Callable[..., list[RankOutcome]], engine: FrontProcess
 ) -> None:
-    outcomes = outcomes_of("failed_settle", 2, [start_engine().address])
+    outcomes = outcomes_of("failed_settle", 2, [engine.address])
     steps = steps_named(outcomes, "settle")
     assert [step.outcome for step in steps] == ["error", "error"]
     for step in steps:
