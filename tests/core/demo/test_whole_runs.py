@@ -42,14 +42,6 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
-def left_after(mark: str, seconds: float = 15.0) -> list[int]:
-    """Marked processes that outlive their command; one that was just killed may need a moment to be gone."""
-    deadline = time.monotonic() + seconds
-    while (found := processes_with(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return found
-
-
 def left_in(folder: Path) -> list[Path]:
     """What the demo itself left behind; torch keeps a cache of its own beside it."""
     return list((folder / "t").glob("weightlane*"))
@@ -60,7 +52,7 @@ def run(folder: Path, *options: str) -> tuple[int, dict[str, Any]]:
     with start(folder, mark, "--json", *options) as process:
         out, err = process.communicate(timeout=280)
     assert out, err
-    assert left_after(mark) == []
+    assert processes_with(mark) == []
     assert left_in(folder) == []
     document: dict[str, Any] = json.loads(out)
     return process.returncode, document
@@ -106,7 +98,7 @@ def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, number: sig
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Interrupted" in err
-    assert left_after(mark) == []
+    assert processes_with(mark) == []
     assert left_in(tmp_path) == []
 
 
