@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from weightlane.errors import EngineError
+from weightlane.interrupts import interrupts_held
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,15 +55,17 @@ def has_gpu(python: Path, engine: str) -> bool:
 def _run(
     python: Path, engine: str, code: str, *arguments: str, seconds: float
 ) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-c", code, *arguments]
+    pipe = subprocess.PIPE
     try:
-        return subprocess.run(
-            [str(python), "-c", code, *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+        with ExitStack() as stack:
+            with interrupts_held():
+                process = stack.enter_context(
+                    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
+                )
+                stack.callback(process.kill)
+            out, err = process.communicate(timeout=seconds)
+            return subprocess.CompletedProcess(command, process.returncode, out, err)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineError(
             f"The interpreter {python} does not run: {error}.",

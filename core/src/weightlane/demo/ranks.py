@@ -17,6 +17,7 @@ from weightlane.demo.messages import Broken, line_of, read_rank_message
 from weightlane.errors import ControlLostError, SyncTimeoutError
 from weightlane.failures import error_of
 from weightlane.front.process import last_lines
+from weightlane.interrupts import interrupts_held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -147,7 +148,8 @@ def start_trainer_ranks(
                 extra += ["--make-model", str(make_model)] if make_model else []
             inherited = (listener.fileno(),) if rank == 0 else ()
             environment = _environment(port=listener.getsockname()[1])
-            started.append(_start(rank, count, folder, extra, environment, inherited))
+            with interrupts_held():
+                started.append(_start(rank, count, folder, extra, environment, inherited))
         listener.close()
         yield TrainerRanks(tuple(started))
 

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightlane.errors import EngineDeadError, EngineError, SyncTimeoutError, WeightlaneError
 from weightlane.front.client import FrontEndpoint
+from weightlane.interrupts import interrupts_held
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -61,15 +62,24 @@ def start_front_process(
         EngineDeadError: the process ended before its front answered; shows the end of its log.
         SyncTimeoutError: the front did not answer in time; shows the end of its log.
     """
+    with ExitStack() as stack:
+        with interrupts_held():
+            process = _started(argv, log, environment or {})
+            stack.callback(_end, process, address, shutdown_timeout_seconds)
+        wait_for_front(process, address, log=log, timeout_seconds=ready_timeout_seconds)
+        yield FrontProcess(address, process, log)
+
+
+def _started(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.fchmod(descriptor, 0o600)  # the mode above applies to a new file only
-        process = subprocess.Popen(
+        return subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **environment},
             start_new_session=True,
         )
     except OSError as error:
@@ -78,11 +88,6 @@ def start_front_process(
         ) from error
     finally:
         os.close(descriptor)
-    try:
-        wait_for_front(process, address, log=log, timeout_seconds=ready_timeout_seconds)
-        yield FrontProcess(address, process, log)
-    finally:
-        _end(process, address, shutdown_timeout_seconds)
 
 
 def wait_for_front(

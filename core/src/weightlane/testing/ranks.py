@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weightlane.interrupts import interrupts_held
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -49,31 +51,39 @@ class RankGroup:
         folder = Path(tempfile.mkdtemp(prefix="weightlane-ranks-"))
         port = _free_port()
         self._started = time.monotonic()
-        for rank in range(self.world_size):
-            log = folder / f"rank-{rank}.log"
-            environment = {
-                **os.environ,
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(self.world_size),
-                "OMP_NUM_THREADS": "1",
-                "PYTHONUNBUFFERED": "1",
-                **self.environment,
-            }
-            with log.open("wb") as output:
-                process = subprocess.Popen(
-                    [self.python, *self.arguments],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            self._processes.append(process)
-            self._logs.append(log)
+        try:
+            for rank in range(self.world_size):
+                with interrupts_held():
+                    self._start(rank, port, folder)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    def _start(self, rank: int, port: int, folder: Path) -> None:
+        log = folder / f"rank-{rank}.log"
+        environment = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.world_size),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            **self.environment,
+        }
+        self._logs.append(log)
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [self.python, *self.arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes.append(process)
 
     def __exit__(self, *exc: object) -> None:
         """Kills what still runs and removes the logs."""
@@ -83,7 +93,8 @@ class RankGroup:
             process.wait(timeout=10)
         for log in self._logs:
             log.unlink(missing_ok=True)
-        self._logs[0].parent.rmdir()
+        for folder in {log.parent for log in self._logs}:
+            folder.rmdir()
 
     def process_id(self, rank: int) -> int:
         """The process of one rank."""

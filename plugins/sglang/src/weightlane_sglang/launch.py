@@ -11,13 +11,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from weightlane.contexts import LaunchContext, LaunchPlan
 from weightlane.errors import EngineDeadError, EngineError
+from weightlane.interrupts import interrupts_held
 from weightlane_sglang.contract import MODEL_INFO_ROUTE
 from weightlane_sglang.http_channel import HttpChannel
 
@@ -148,23 +149,23 @@ def launched_server(
         **settings.environment,
     }
     environment.pop("PYTHONPATH", None)  # our own packages have no place in the server
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=descriptor,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    finally:
-        os.close(descriptor)
-    try:
+    with ExitStack() as stack:
+        with interrupts_held():
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=descriptor,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(descriptor)
+            stack.callback(_end_group, process)
         url = f"http://{_LOOPBACK}:{port}"
         _wait_ready(process, url, path, settings.device, ready_within_seconds)
         yield RunningServer(url=url, process_id=process.pid, log=path)
-    finally:
-        _end_group(process)
     if not kept:
         path.unlink(missing_ok=True)
 
