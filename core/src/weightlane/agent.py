@@ -27,6 +27,7 @@ from weightlane.messages import (
     Detach,
     Done,
     FinishInline,
+    GetResidency,
     LoadInline,
     Publish,
     Receive,
@@ -36,6 +37,7 @@ from weightlane.messages import (
     encode,
 )
 from weightlane.plan_check import check_against_expected, check_layout
+from weightlane.residency import WorkerResidency
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +64,7 @@ class WorkerAgent:
         self._attached: dict[str, Attached] = {}
         self._open: OpenSync | None = None
         self._last_opened: tuple[str, int] | None = None
-        self._worker = 0
+        self._worker: int | None = None
         self._verified: tuple[str, int, int] | None = None
         self._held_version: int | None = None
         self._not_servable_cause = ""
@@ -108,6 +110,8 @@ class WorkerAgent:
         match request:
             case Describe():
                 return Described(self._describe(request.backend))
+            case GetResidency():
+                return self._residency(request)
             case Attach():
                 return self._attach(request.plan)
             case Receive():
@@ -115,10 +119,10 @@ class WorkerAgent:
             case BeginInline():
                 self._admit(request)
                 self._open_sync(request.lane, request.sync, request.version)
-                return Done(self._worker)
+                return Done(self._number)
             case LoadInline():
                 self._load_inline(request)
-                return Done(self._worker)
+                return Done(self._number)
             case FinishInline():
                 return self._finish(self._require_open(request.lane, request.sync, None))
             case Publish():
@@ -127,13 +131,28 @@ class WorkerAgent:
                 return self._cancel(request)
             case Detach():
                 self._detach(request.lane)
-                return Done(self._worker)
+                return Done(self._number)
 
     def _describe(self, backend: str) -> WorkerDescription:
         description = self._engine(backend).describe()
         self._worker = description.worker
         return msgspec.structs.replace(
             description, held_version=self._held_version, servable=not self._not_servable_cause
+        )
+
+    def _residency(self, request: GetResidency) -> WorkerResidency:
+        if self._worker is None:  # nobody has asked this process yet which worker it is
+            self._describe(request.backend)
+        engine = self._engine(request.backend)
+        attached = self._attached.get(request.lane)
+        return WorkerResidency(
+            worker=self._number,
+            incarnation=engine.current_incarnation(),
+            plan_digest=attached.plan.plan_digest if attached else "",
+            held_version=self._held_version,
+            servable=not self._not_servable_cause,
+            cause=self._not_servable_cause,
+            released=tuple(engine.released()),
         )
 
     def _attach(self, plan: ReceivePlan) -> AgentReply:
@@ -227,11 +246,11 @@ class WorkerAgent:
         self._held_version = request.version
         self._not_servable_cause = ""
         self._verified = None
-        return Done(self._worker)
+        return Done(self._number)
 
     def _cancel(self, request: Cancel) -> AgentReply:
         self._end(request.lane, request.sync, f"Sync {request.sync} failed: {request.cause}")
-        return Done(self._worker)
+        return Done(self._number)
 
     def _detach(self, lane: str) -> None:
         attached = self._attached.pop(lane, None)
@@ -240,6 +259,10 @@ class WorkerAgent:
         if self._last_opened and self._last_opened[0] == lane:
             self._open = None
             self._verified = None
+
+    @property
+    def _number(self) -> int:
+        return self._worker or 0
 
     # -- shared steps -----------------------------------------------------------------------------------
 
@@ -256,16 +279,16 @@ class WorkerAgent:
             raise SyncError(
                 f"{self._origin} does not hold plan {request.plan_digest} of lane {request.lane} (it holds "
                 f"{held}).",
-                "The engine was restarted, or another controller attached since.",
-                "Connect again.",
+                "The engine was restarted, or another controller attached since the sync began.",
+                "Sync again: the next sync gives it the plan anew.",
             )
-        description = self._describe(attached.plan.backend)
-        planned = request.incarnation.get(description.worker)
-        if planned != description.incarnation:
+        incarnation = self._engine(attached.plan.backend).current_incarnation()
+        planned = request.incarnation.get(self._number)
+        if planned != incarnation:
             raise SyncError(
-                f"{self._origin} is incarnation {description.incarnation}, the plan was made for {planned}.",
-                "The engine or its model was made anew since connect.",
-                "Connect again.",
+                f"{self._origin} is incarnation {incarnation}, the plan was made for {planned}.",
+                "The engine or its model was made anew since the sync began.",
+                "Sync again: the next sync makes the plan with it anew.",
             )
 
     def _open_sync(self, lane: str, sync: int, version: int) -> OpenSync:
@@ -325,7 +348,7 @@ class WorkerAgent:
         opened.load_seconds += time.monotonic() - started
         self._open = None
         self._verified = (opened.plan.lane, opened.sync, opened.version)
-        return opened.report(self._worker)
+        return opened.report(self._number)
 
     def _blame(self, lane: str, sync: int, error: Exception) -> None:
         self._end(lane, sync, f"Sync {sync} failed after its first write: {type(error).__name__}: {error}")

@@ -15,10 +15,11 @@ from weightlane.contexts import ExportContext, StreamContext
 from weightlane.control import CONTROLLER, RankPlace
 from weightlane.errors import ExportError, PlanError, Problem, WeightlaneError
 from weightlane.lane_messages import Go, Joined, Planned, Ready, RingPlace
+from weightlane.membership import Membership, close_rings, open_rings
 from weightlane.planning import EXPORT_CAPABILITIES, MODE_PHASES, PlanRequest, make_plan, open_replicas
 from weightlane.registry import get_registry
+from weightlane.rejoin import PlanBasis
 from weightlane.selection import select
-from weightlane.types import TransportName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from weightlane.replica_session import ReplicaSession
     from weightlane.specs import RolloutSpec, TrainerSpec
     from weightlane.transports.shm import ShmSink
-    from weightlane.types import BackendDescriptor, Mode, VerifyLevel
+    from weightlane.transports.sink import Sink
+    from weightlane.types import BackendDescriptor, MissingPolicy, Mode, TransportName, VerifyLevel
 
 _T = TypeVar("_T")
 
@@ -48,6 +50,7 @@ class Wishes:
     verify: VerifyLevel
     transport: TransportName | None
     bucket_bytes: int
+    missing_replicas: MissingPolicy
     bounds: Bounds
     lane: str
 
@@ -58,6 +61,7 @@ class Wishes:
             "verify": self.verify,
             "transport": self.transport.value if self.transport else "None",
             "bucket_bytes": str(self.bucket_bytes),
+            "missing_replicas": self.missing_replicas,
         }
 
 
@@ -75,6 +79,7 @@ class ConnectProcedure:
         self._bounds = wishes.bounds
         self._registry: Registry = get_registry()
         self._replicas: tuple[OpenReplica, ...] = ()
+        self._basis: PlanBasis | None = None
         self._rings: list[ShmSink] = []
         self._sessions: list[ReplicaSession] = []
         self._group: ProcessGroup | None = None
@@ -88,20 +93,15 @@ class ConnectProcedure:
         self._get_ready(plan)
         mover = self._attach(plan, selected, export)
         return Lane(
-            plan,
-            rank=self._channel.rank,
+            Membership(plan, mover, tuple(self._sessions), self._basis),
             channel=self._channel,
-            mover=mover,
-            sessions=self._sessions,
             bounds=self._bounds,
             registry=self._registry,
         )
 
     def undo(self) -> None:
         """Frees what was opened, after a failure."""
-        for ring in self._rings:
-            self._channel.off_beat(ring.beat)
-            ring.close()
+        close_rings(self._channel, self._rings)
         for session in self._sessions:
             session.close()
         for replica in self._replicas:
@@ -163,9 +163,12 @@ class ConnectProcedure:
             targets=tuple(spec.target for spec in wishes.replicas),
             pins=tuple(spec.plugin for spec in wishes.replicas),
             open_seconds=self._bounds.connect,
+            missing_replicas=wishes.missing_replicas,
         )
         self._replicas = open_replicas(self._registry, request)
-        plan = make_plan(self._registry, request, [item.manifest for item in joined], self._replicas)
+        parts = tuple(item.manifest for item in joined)
+        plan = make_plan(self._registry, request, parts, self._replicas)
+        self._basis = PlanBasis(self._registry, request, parts, self._replicas)
         return Planned(plan, tuple(item.place for item in joined))
 
     def _gather_joined(self) -> list[Joined]:
@@ -214,16 +217,7 @@ class ConnectProcedure:
         put_outcome(self._channel, f"connect/group/{rank}", lambda: self._make_group(plan))
 
     def _make_rings(self, plan: LanePlan) -> Ready:
-        from weightlane.transports.shm import ShmSink
-
-        for replica in plan.replicas:
-            if replica.transport is not TransportName.SHM:
-                continue
-            for worker, peer in enumerate(replica.peers):
-                if peer == self._channel.rank:
-                    self._rings.append(ShmSink(plan, replica=replica.replica, worker=worker))
-        for ring in self._rings:
-            self._channel.on_beat(ring.beat)
+        open_rings(plan, self._channel, range(len(plan.replicas)), self._rings)
         return Ready(tuple(RingPlace(ring.replica, ring.worker, ring.path) for ring in self._rings))
 
     def _everyone_ready(self) -> Go:
@@ -281,10 +275,12 @@ class ConnectProcedure:
 
         if selected is None or export is None:
             raise AssertionError("a rank that could not describe its export cannot have agreed on a plan")
-        fed_here = [
-            controller_sink(plan, number, session.endpoint) for number, session in enumerate(self._sessions)
-        ]
-        sinks = (*self._rings, *(sink for sink in fed_here if sink is not None))
+        fed: list[tuple[int, Sink]] = [(ring.replica, ring) for ring in self._rings]
+        for session in self._sessions:
+            sink = controller_sink(plan, session.number, session.endpoint)
+            if sink is not None:
+                fed.append((session.number, sink))
+        sinks = tuple(sink for _, sink in fed)
         stream = StreamContext(
             export=export,
             manifest=plan.manifest,
@@ -295,7 +291,15 @@ class ConnectProcedure:
             serving_ranks=plan.serving_ranks,
             wanted=bool(sinks),
         )
-        return Mover(self._registry, selected, stream, sinks, tuple(self._rings), self._channel)
+        return Mover(
+            self._registry,
+            selected,
+            stream,
+            sinks,
+            tuple(self._rings),
+            self._channel,
+            tuple(number for number, _ in fed),
+        )
 
     def _await(self, key: str, kind: type[_T]) -> _T:
         """Waits for the controller's word; the controller itself may wait for ranks and then for engines."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from weightlane.lane import Lane
     from weightlane.specs import RolloutSpec, TrainerSpec
-    from weightlane.types import VerifyLevel
+    from weightlane.types import MissingPolicy, VerifyLevel
 
 __all__ = ["connect", "rollout", "trainer"]
 
@@ -31,6 +31,7 @@ def connect(
     verify: VerifyLevel = "digest",
     transport: TransportName | Literal["inprocess", "shm", "inline"] | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    missing_replicas: MissingPolicy = "fail",
     control: str | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
 ) -> Lane:
@@ -47,6 +48,11 @@ def connect(
         verify: `off`, `counts`, or `digest` (counts and an xxh3 over every byte on both sides).
         transport: None chooses: by reference in one process, a ring on one host, by value otherwise.
         bucket_bytes: size of one bucket; a larger tensor travels alone.
+        missing_replicas: what a sync does while a replica does not answer. `fail`: it fails before anything
+            is written, names the replica, and all others go on serving the version that they had. `skip`: it
+            goes on with the others, lists the replica in `SyncReport.missing`, and takes it back with the
+            first sync before which it answers again. A replica that is lost in the middle of a sync fails
+            that sync either way.
         control: `tcp://host:port` of the control channel, equal on all ranks; None asks the store that
             `torch.distributed` was initialised with.
         bounds: every wait's limit.
@@ -76,6 +82,7 @@ def connect(
         verify=verify,
         transport=None if transport is None else TransportName(transport),
         bucket_bytes=bucket_bytes,
+        missing_replicas=missing_replicas,
         bounds=bounds,
         lane=f"lane-{number}-{secrets.token_hex(3)}",
     )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from weightlane.messages import Generation
     from weightlane.program import EngineCall, RequestMove
     from weightlane.receiver import WorkerDescription
+    from weightlane.residency import WorkerResidency
 
 
 @runtime_checkable
@@ -37,6 +38,12 @@ class EngineEndpoint(Protocol):
 
         Where no agent can run, one description made from what the engine tells of itself, with
         `workers` = 1 and the checkpoint that its configuration asks for in `expected`.
+        """
+
+    def residency(self, backend: str, lane: str, timeout_seconds: float) -> tuple[WorkerResidency, ...]:
+        """What every worker holds now; asked before each sync, so it must be cheap.
+
+        `plan_digest` is left empty where no agent runs.
         """
 
     def call_workers(self, message: bytes, timeout_seconds: float) -> Sequence[bytes]:

@@ -24,9 +24,15 @@ class WorkerEngine(Protocol):
     def describe(self) -> WorkerDescription:
         """This worker now: live tensors looked up afresh, expected checkpoint, incarnation.
 
-        Called at connect and at the start of each sync: cache what cannot change (the expected checkpoint).
-        `held_version` and `servable` are filled in by core's agent.
+        Called at connect and when a replica comes back. `held_version` and `servable` are filled in by
+        core's agent.
         """
+
+    def current_incarnation(self) -> str:
+        """The incarnation that `describe` tells, alone: asked before each sync, so it must be cheap."""
+
+    def released(self) -> Sequence[str]:
+        """Memory that the engine has let go and not taken back (`weights`, `kv_cache`); empty if none."""
 
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """Problems that only the worker can see, found without writing anything."""

@@ -86,6 +86,10 @@ class SyncTimeoutError(SyncError):
     """A wait inside a sync reached its bound; names what was awaited and for how long."""
 
 
+class SyncCancelledError(SyncError):
+    """A sync was given up by whoever asked for it on one rank; it failed on all, and was not published."""
+
+
 class VerificationError(SyncError):
     """What the receiver reports is not what was sent: counts or digests differ."""
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 EventKind: TypeAlias = Literal[
     "planned", "sync-started", "bucket-moved", "replica-reported", "published", "sync-failed", "closed"
 ]
+
+
+if TYPE_CHECKING:
+    from weightlane.hook_calls import HookCalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +29,19 @@ class SyncEvent:
     nbytes: int = 0
     seconds: float = 0.0
     detail: str = ""
+
+
+@dataclass(slots=True)
+class EventSource:
+    """Tells observers the steps of one lane on one rank; `sync` is the one that is told of."""
+
+    registry: HookCalls
+    lane: str
+    rank: int
+    sync: int = 0
+
+    def tell(
+        self, kind: EventKind, version: int, *, nbytes: int = 0, seconds: float = 0.0, detail: str = ""
+    ) -> None:
+        """Calls every observer."""
+        self.registry.emit(SyncEvent(kind, self.lane, self.rank, self.sync, version, nbytes, seconds, detail))

@@ -6,25 +6,21 @@ alone talks to engines. A sync that fails on one process fails on all, with the 
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeVar
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from weightlane.agreement import put_outcome
 from weightlane.connecting import connect, rollout, trainer
 from weightlane.control import CONTROLLER
-from weightlane.errors import SyncError, WeightlaneError
-from weightlane.events import EventKind, SyncEvent
-from weightlane.lane_messages import Committed, Go, RankMoved, SyncReport, SyncStart
-from weightlane.moving import move_buckets
-from weightlane.replica_session import cancel_all
-from weightlane.sync_failure import SyncProgress, diagnosed, first_cause, partly_published, with_consequence
-from weightlane.transports.sink import SinkBounds
+from weightlane.errors import SyncError
+from weightlane.events import EventSource
+from weightlane.lane_state import LaneRecord
+from weightlane.sync_run import SyncRun
 from weightlane.types import Mode
-from weightlane.verify import verify_ranks, verify_replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator
     from types import TracebackType
 
     from typing_extensions import Self
@@ -32,62 +28,85 @@ if TYPE_CHECKING:
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
     from weightlane.endpoint import EngineEndpoint
-    from weightlane.moving import Mover
+    from weightlane.lane_messages import SyncReport
+    from weightlane.lane_state import LaneState, ReplicaState
+    from weightlane.membership import Membership
     from weightlane.plan import LanePlan
     from weightlane.registry import Registry
-    from weightlane.replica_session import ReplicaSession
-    from weightlane.stream import ExportStream
+    from weightlane.residency import ReplicaResidency
 
-_CANCEL_SECONDS = 15.0
-_T = TypeVar("_T")
+_CLOSE_SECONDS = 20.0
 
 __all__ = ["Lane", "Mode", "connect", "rollout", "trainer"]
 
 
 class Lane:
-    """Made by `connect`; see there. Use it as a context manager, or call `close`."""
+    """Made by `connect`; see there. Use it as a context manager, or call `close`.
+
+    One call at a time: a second one that comes from another thread meanwhile is refused, but for `state`,
+    `plan`, `residency` and `interrupt`.
+    """
 
     def __init__(
-        self,
-        plan: LanePlan,
-        *,
-        rank: int,
-        channel: ControlChannel,
-        mover: Mover,
-        sessions: Sequence[ReplicaSession],
-        bounds: Bounds,
-        registry: Registry,
+        self, members: Membership, *, channel: ControlChannel, bounds: Bounds, registry: Registry
     ) -> None:
-        self._plan = plan
-        self._plan_digest = plan.digest()
-        self._rank = rank
+        self._members = members
         self._channel = channel
-        self._mover = mover
-        self._sessions = tuple(sessions)
         self._bounds = bounds
-        self._registry = registry
-        self._patience = bounds.whole_sync(len(plan.buckets), len(plan.replicas))
-        self._sync = 0
-        self._broken_by = 0
-        self._staged: SyncReport | None = None
-        self._published: SyncReport | None = None
+        self._events = EventSource(registry, members.plan.lane, channel.rank)
+        self._record = LaneRecord(channel.rank)
+        self._record.connected(members.plan)
+        self._run: SyncRun | None = None
+        self._calling = threading.Lock()
         self._closed = False
 
     # -- what it is ---------------------------------------------------------------------------------------
 
     def plan(self) -> LanePlan:
-        """What was decided at connect; print it."""
-        return self._plan
+        """What was decided at connect; print it. A replica that came back shows its new incarnation."""
+        return self._members.plan
 
     @property
     def published_version(self) -> int | None:
-        """The version that every replica serves; None before the first commit."""
-        return self._published.version if self._published else None
+        """The version that every replica which took part serves; None before the first commit."""
+        return self._record.published.version if self._record.published else None
 
     @property
     def replicas(self) -> tuple[EngineEndpoint, ...]:
         """On the controller: the open endpoints. Empty on other ranks."""
-        return tuple(session.endpoint for session in self._sessions)
+        return tuple(session.endpoint for session in self._members.sessions)
+
+    @property
+    def state(self) -> LaneState:
+        """Where the lane is, from what this rank knows; asks nobody. Print it."""
+        sessions = {session.number: session for session in self._members.sessions}
+
+        def with_session(known: ReplicaState) -> ReplicaState:
+            session = sessions.get(known.replica)
+            if session is None:
+                return known
+            return replace(
+                known,
+                paused=session.paused,
+                last_error=known.missing or session.last_error,
+            )
+
+        return self._record.state(self._members.plan, with_session)
+
+    def residency(self, *, seconds: float = 10.0) -> list[ReplicaResidency]:
+        """Asks every replica what it holds now, all at once, each for `seconds` at most. Controller only.
+
+        A replica that does not answer is in the list with its error. A worker that is in the middle of a
+        sync answers after it.
+        """
+        self._require_open()
+        if self._channel.rank != CONTROLLER:
+            raise SyncError(
+                f"Rank {self._channel.rank} cannot ask the replicas of lane {self._members.plan.lane}.",
+                "Rank 0 alone talks to engines.",
+                "Ask on rank 0; lane.state tells on every rank what is known there.",
+            )
+        return self._members.ask(seconds)
 
     # -- syncing --------------------------------------------------------------------------------------------
 
@@ -97,65 +116,54 @@ class Lane:
         Raises:
             WeightlaneError: the first cause of failure, the same on every rank that can still be reached.
         """
-        report = self.stage(version)
-        self.commit()
-        return report
+        with self._alone("sync"):
+            report = self._stage(version)
+            self._commit()
+            return report
 
     def stage(self, version: int) -> SyncReport:
-        """Moves and verifies `version` on every worker of every replica, without publishing it."""
-        self._require_open()
-        self._sync += 1
-        sync = self._sync
-        self._staged = None
-        self._emit("sync-started", version)
-        progress: SyncProgress = "starting"
-        started = time.monotonic()
-        try:
-            with ExitStack() as export:
-                stream = self._agree_to_start(sync, version, export)
-                progress = "moving"
-                moved = self._move(stream, sync, version)
-            self._channel.put(f"sync/{sync}/moved/{self._rank}", moved)
-            if self._is_controller:
-                self._channel.put(f"sync/{sync}/staged", self._verify(sync, version, started))
-            report = self._await(f"sync/{sync}/staged", SyncReport, sync)
-        except BaseException as error:
-            raise self._failed(sync, version, error, progress) from error
-        self._staged = report
-        return report
+        """Moves and verifies `version` on every worker of every replica, without publishing it.
+
+        Until `commit`, or until another version is staged, nothing generates: full weights are written in
+        place, so no replica holds the old version any more.
+        """
+        with self._alone("stage"):
+            return self._stage(version)
 
     def commit(self) -> None:
         """Publishes the staged version on every replica and lets generation go on."""
-        self._require_open()
-        report = self._staged
-        if report is None:
-            raise SyncError(
-                f"Lane {self._plan.lane} has nothing staged.",
-                "commit() publishes what the last stage() moved, once.",
-                "Call stage(version) first, or sync(version).",
-            )
-        self._staged = None
-        sync, version = report.sync, report.version
-        try:
-            if self._is_controller:
-                self._publish(sync, version)
-                self._channel.put(f"sync/{sync}/committed", Committed(version))
-            self._await(f"sync/{sync}/committed", Committed, sync)
-        except BaseException as error:
-            raise self._failed(sync, version, error, "committing") from error
-        self._published = report
-        self._emit("published", version, nbytes=report.nbytes, seconds=report.seconds)
+        with self._alone("commit"):
+            self._commit()
+
+    def interrupt(self, why: str) -> bool:
+        """Has the sync that runs now in another thread fail on all ranks with SyncCancelledError.
+
+        Returns:
+            False where nothing runs, or the version is staged already: that is decided, and not torn.
+        """
+        run = self._run
+        return run.interrupt(why) if run is not None and self._calling.locked() else False
 
     def close(self) -> None:
-        """Lets go of rings, plans and handles. The engines live on. Idempotent."""
+        """Lets go of rings, plans and handles. The engines live on. Idempotent.
+
+        A sync that runs in another thread is interrupted first, and waited for, 20 s at most.
+        """
         if self._closed:
             return
-        self._closed = True
-        for session in self._sessions:
-            session.close()
-        self._mover.close()
-        self._channel.close()
-        self._emit("closed", self.published_version or 0)
+        self.interrupt("The lane is being closed.")
+        alone = self._calling.acquire(timeout=_CLOSE_SECONDS)
+        try:
+            self._closed = True
+            self._record.phase = "closed"
+            for session in self._members.sessions:
+                session.close()
+            self._members.mover.close()
+            self._channel.close()
+            self._events.tell("closed", self.published_version or 0)
+        finally:
+            if alone:
+                self._calling.release()
 
     def __enter__(self) -> Self:
         return self
@@ -168,177 +176,73 @@ class Lane:
     ) -> None:
         self.close()
 
-    # -- the steps of a sync --------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
-    @property
-    def _is_controller(self) -> bool:
-        return self._rank == CONTROLLER
-
-    def _agree_to_start(self, sync: int, version: int, export: ExitStack) -> ExportStream:
-        """All ranks with the same version and plan, all exports and engines ready, before any collective.
-
-        One verdict, the controller's, says whether the sync begins: nobody acts on anything else until then.
-        """
-        opened: list[ExportStream] = []
-
-        def ready() -> SyncStart:
-            if self._broken_by:
-                raise SyncError(
-                    f"The collective group of lane {self._plan.lane} was broken in sync {self._broken_by}.",
-                    "A rank left that sync's collectives before their end.",
-                    "Close the lane and connect again.",
-                )
-            opened.append(export.enter_context(self._mover.open_stream()))
-            return SyncStart(version, self._plan_digest)
-
-        put_outcome(self._channel, f"sync/{sync}/start/{self._rank}", ready)
-        if self._is_controller:
-            put_outcome(self._channel, f"sync/{sync}/go", lambda: self._start_replicas(sync))
-        self._channel.get(f"sync/{sync}/go", Go, seconds=self._patience, awaited=(CONTROLLER,))
-        return opened[0]
-
-    def _start_replicas(self, sync: int) -> Go:
-        self._forget(sync - 2)
-        name = _abort_name(sync)
-        starts = self._channel.gather(f"sync/{sync}/start", SyncStart, seconds=self._bounds.start, abort=name)
-        asked = {rank: start.version for rank, start in enumerate(starts)}
-        if len(set(asked.values())) > 1 or len({start.plan_digest for start in starts}) > 1:
-            told = ", ".join(f"rank {rank} version {value}" for rank, value in asked.items())
-            raise SyncError(
-                f"The ranks do not agree on sync {sync}: {told}.",
-                "Every rank must call sync with the same version in the same order.",
-                "Check the loop that calls sync.",
-            )
-        for session in self._sessions:
-            session.begin(sync, starts[0].version, lambda error: self._channel.abort(name, error))
-        self._channel.check_abort(name)
-        for session in self._sessions:
-            session.touched()
-        return Go()
-
-    def _move(self, stream: ExportStream, sync: int, version: int) -> RankMoved:
-        bounds = SinkBounds(
-            bucket_seconds=self._bounds.bucket,
-            lost_after=self._bounds.lost_after,
-            check=self._checker(sync),
-        )
-        started = time.monotonic()
-        self._broken_by = sync if stream.collective else 0
-        outcome = move_buckets(
-            self._mover,
-            stream,
-            self._plan,
-            sync,
-            version,
-            bounds,
-            lambda nbytes: self._emit("bucket-moved", version, nbytes=nbytes),
-        )
-        self._broken_by = 0
-        if outcome.failure is not None:
-            raise outcome.failure
-        fed = len(self._mover.sinks)
-        return RankMoved(
-            rank=self._rank,
-            tensors=len(self._plan.tensors) * fed,
-            nbytes=self._plan.nbytes * fed,
-            digest=outcome.digest,
-            seconds=time.monotonic() - started,
-        )
-
-    def _verify(self, sync: int, version: int, started: float) -> SyncReport:
-        moved = self._channel.gather(
-            f"sync/{sync}/moved", RankMoved, seconds=self._patience, abort=_abort_name(sync)
-        )
-        digest = verify_ranks(self._plan, moved)
-        reports = []
-        for session, replica in zip(self._sessions, self._plan.replicas, strict=True):
-            workers = session.reports(sync, self._checker(sync))
-            reports.append(verify_replica(self._plan, replica, moved, workers, sync=sync, version=version))
-            session.settle(version)
-            self._emit("replica-reported", version, detail=f"{replica.address}: {reports[-1].verified}")
-        before = self._published
-        return SyncReport(
-            lane=self._plan.lane,
-            sync=sync,
+    def _stage(self, version: int) -> SyncReport:
+        self._require_open()
+        self._record.syncs += 1
+        self._record.staged = None
+        self._events.sync = self._record.syncs
+        run = self._run = SyncRun(
+            self._members,
+            self._channel,
+            self._bounds,
+            self._events,
+            sync=self._record.syncs,
             version=version,
-            tensors=len(self._plan.tensors),
-            nbytes=self._plan.nbytes,
-            buckets=len(self._plan.buckets),
-            seconds=time.monotonic() - started,
-            digest=digest,
-            unchanged_since=before.version if before and digest and before.digest == digest else None,
-            replicas=tuple(reports),
         )
-
-    def _publish(self, sync: int, version: int) -> None:
-        published: list[str] = []
+        self._events.tell("sync-started", version)
         try:
-            for session in self._sessions:
-                session.publish(sync, version)
-                published.append(session.address)
-            for session in self._sessions:
-                session.resume(version)
-        except WeightlaneError as error:
-            raise partly_published(error, version, published) from error
+            report = run.stage(self._record.published)
+        except BaseException as error:
+            raise self._failed(run, error) from error
+        self._record.started(run.go)
+        self._record.has_staged(report)
+        return report
 
-    # -- failing together -------------------------------------------------------------------------------
-
-    def _failed(self, sync: int, version: int, error: BaseException, progress: SyncProgress) -> BaseException:
-        """Tells everyone, ends this rank's part, and gives the error to raise: the first cause of all."""
-        if not isinstance(error, Exception):
-            self._channel.abort(_abort_name(sync), error)
-            self._mover.abort(f"rank {self._rank} was interrupted", sync=sync)
-            cancel_all(self._sessions, sync, version, f"rank {self._rank} was interrupted", _CANCEL_SECONDS)
-            return error
-        patience = self._bounds.lost_after + 2.0 if self._plan.manifest.collective else 0.0
-        cause = diagnosed(error, sync, self._rank, patience, self._checker(sync))
-        self._channel.abort(_abort_name(sync), cause)
-        first = first_cause(self._channel, _abort_name(sync), cause)
-        self._mover.abort(str(first), sync=sync)
-        cancel_all(self._sessions, sync, version, str(first), _CANCEL_SECONDS)
-        self._emit("sync-failed", version, detail=str(first))
-        return with_consequence(first, sync, version, progress)
-
-    def _checker(self, sync: int) -> Callable[[], None]:
-        awaited = range(self._plan.world_size) if self._is_controller else (CONTROLLER,)
-
-        def check() -> None:
-            self._channel.check_abort(_abort_name(sync))
-            self._channel.check_alive(awaited)
-
-        return check
-
-    # -- small things -------------------------------------------------------------------------------------
-
-    def _await(self, key: str, kind: type[_T], sync: int) -> _T:
-        """Waits for the controller's word, which may take as long as all that the controller waits for."""
-        return self._channel.get(
-            key, kind, seconds=self._patience, awaited=(CONTROLLER,), abort=_abort_name(sync)
-        )
-
-    def _forget(self, sync: int) -> None:
-        if sync > 0:
-            ranks = range(self._plan.world_size)
-            self._channel.forget(
-                *(f"sync/{sync}/{step}" for step in ("go", "staged", "committed")),
-                *(f"sync/{sync}/{step}/{rank}" for step in ("start", "moved") for rank in ranks),
-                f"abort/{_abort_name(sync)}",
-                f"abort/{_abort_name(sync)}/first",
+    def _commit(self) -> None:
+        self._require_open()
+        run, report = self._run, self._record.staged
+        if run is None or report is None:
+            raise SyncError(
+                f"Lane {self._members.plan.lane} has nothing staged.",
+                "commit() publishes what the last stage() moved, once.",
+                "Call stage(version) first, or sync(version).",
             )
+        try:
+            run.commit()
+        except BaseException as error:
+            raise self._failed(run, error) from error
+        self._record.has_published(report)
+        self._events.tell("published", report.version, nbytes=report.nbytes, seconds=report.seconds)
+
+    def _failed(self, run: SyncRun, error: BaseException) -> BaseException:
+        """The error to raise; whatever happens meanwhile, the record says that the sync failed."""
+        told = error
+        try:
+            told = run.failed(error)
+        finally:
+            self._record.started(run.go)
+            self._record.has_failed(told, run.progress, run.version, run.published)
+        return told
+
+    @contextmanager
+    def _alone(self, call: str) -> Iterator[None]:
+        if not self._calling.acquire(blocking=False):
+            raise SyncError(
+                f"{call} of lane {self._members.plan.lane} was called while another call of it runs.",
+                "Syncs of a lane come one after the other, in the same order on every rank.",
+                "Wait for the other thread's call, or use lane.aio, which does.",
+            )
+        try:
+            yield
+        finally:
+            self._calling.release()
 
     def _require_open(self) -> None:
         if self._closed:
             raise SyncError(
-                f"Lane {self._plan.lane} is closed.", "close() was called on this rank.", "Connect again."
+                f"Lane {self._members.plan.lane} is closed.",
+                "close() was called on this rank.",
+                "Connect again.",
             )
-
-    def _emit(
-        self, kind: EventKind, version: int, *, nbytes: int = 0, seconds: float = 0.0, detail: str = ""
-    ) -> None:
-        self._registry.emit(
-            SyncEvent(kind, self._plan.lane, self._rank, self._sync, version, nbytes, seconds, detail)
-        )
-
-
-def _abort_name(sync: int) -> str:
-    return f"sync-{sync}"

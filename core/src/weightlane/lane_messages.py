@@ -44,10 +44,37 @@ class Go(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="go"):
 
 
 class SyncStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sync-start"):
-    """A rank has called `stage` or `sync` with this version."""
+    """A rank has called `stage` or `sync` with this version.
+
+    `joined` tells, per replica, the sync at which this rank last made rings for it (0: at connect). A rank
+    that was interrupted while a replica came back tells an older one, and the replica joins anew.
+    """
 
     version: int
     plan_digest: str
+    joined: tuple[int, ...]
+
+
+class Rejoining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica that was started anew, fits the plan, and gets new rings before this sync."""
+
+    replica: int
+    incarnations: dict[int, str]
+
+
+class MissingReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica that did not answer and that the lane went on without (`missing_replicas="skip"`)."""
+
+    replica: int
+    address: str
+    cause: str
+
+
+class SyncGo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sync-go"):
+    """The controller's verdict on a sync's start. With `rejoining`, rings come before the first bucket."""
+
+    rejoining: tuple[Rejoining, ...] = ()
+    missing: tuple[MissingReplica, ...] = ()
 
 
 class RankMoved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rank-moved"):
@@ -74,7 +101,8 @@ class SyncReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
 
     `seconds` is the controller's wall time from its call to the last replica's report. `digest` is over the
     travelling bytes ("" at level `counts`); `unchanged_since` names the last published version with the same
-    digest, which is an alarm if the optimizer stepped in between.
+    digest, which is an alarm if the optimizer stepped in between. `missing` lists replicas that the lane went
+    on without; `rejoined` those that had been started anew and were brought level by this sync.
     """
 
     lane: str
@@ -87,6 +115,8 @@ class SyncReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
     digest: str
     unchanged_since: int | None
     replicas: tuple[ReplicaReport, ...]
+    missing: tuple[MissingReplica, ...] = ()
+    rejoined: tuple[int, ...] = ()
 
 
 class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="committed"):

@@ -15,6 +15,7 @@ from weightlane.buckets import BucketLayout
 from weightlane.facts import EngineFacts
 from weightlane.failures import Failure
 from weightlane.receiver import WorkerDescription
+from weightlane.residency import WorkerResidency
 
 # controller -> agent -----------------------------------------------------------------------------------
 
@@ -47,6 +48,13 @@ class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="des
     """Ask a worker for its `WorkerDescription`. `backend` names the plugin's backend to use there."""
 
     backend: str
+
+
+class GetResidency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="get-residency"):
+    """Ask a worker what it holds now; cheap, since it comes before each sync."""
+
+    backend: str
+    lane: str
 
 
 class Attach(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="attach"):
@@ -120,7 +128,16 @@ class Detach(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="detac
 
 
 AgentRequest: TypeAlias = (
-    Describe | Attach | Receive | BeginInline | LoadInline | FinishInline | Publish | Cancel | Detach
+    Describe
+    | GetResidency
+    | Attach
+    | Receive
+    | BeginInline
+    | LoadInline
+    | FinishInline
+    | Publish
+    | Cancel
+    | Detach
 )
 
 # agent -> controller -----------------------------------------------------------------------------------
@@ -156,7 +173,7 @@ class ReceiveReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     load_seconds: float
 
 
-AgentReply: TypeAlias = Described | Done | ReceiveReport | Failure
+AgentReply: TypeAlias = Described | WorkerResidency | Done | ReceiveReport | Failure
 
 # controller -> front -----------------------------------------------------------------------------------
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from weightlane.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from torch import Tensor
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """What a rank needs to move: the selected trainer backend, its stream context and its sinks."""
+    """What a rank needs to move: the selected trainer backend, its stream context and its sinks.
+
+    `replicas` tells, per sink, the replica that it feeds; `rings` are those of the sinks that beat.
+    """
 
     registry: Registry
     selected: Selected
@@ -32,10 +35,43 @@ class Mover:
     sinks: tuple[Sink, ...]
     rings: tuple[ShmSink, ...]
     channel: ControlChannel
+    replicas: tuple[int, ...] = ()
 
     def open_stream(self) -> ExportStream:
         """This sync's stream, not entered yet."""
         return self.registry.call_export_params(self.selected, self.stream)
+
+    def without(self, replicas: Collection[int]) -> Mover:
+        """For one sync: only the sinks of other replicas."""
+        if not replicas:
+            return self
+        kept = [
+            (sink, number)
+            for sink, number in zip(self.sinks, self.replicas, strict=True)
+            if number not in replicas
+        ]
+        return replace(
+            self, sinks=tuple(sink for sink, _ in kept), replicas=tuple(number for _, number in kept)
+        )
+
+    def exchanging(self, replicas: Collection[int], new: Sequence[tuple[int, Sink]]) -> Mover:
+        """For good: the sinks of `replicas` are closed and `new` ones, each with its replica, stand in."""
+        from weightlane.transports.shm import ShmSink
+
+        for ring in self.rings:
+            if ring.replica in replicas:
+                self.channel.off_beat(ring.beat)
+        for sink, number in zip(self.sinks, self.replicas, strict=True):
+            if number in replicas:
+                sink.close()
+        kept = self.without(replicas)
+        rings = tuple(ring for ring in self.rings if ring.replica not in replicas)
+        return replace(
+            kept,
+            sinks=(*kept.sinks, *(sink for _, sink in new)),
+            replicas=(*kept.replicas, *(number for number, _ in new)),
+            rings=(*rings, *(sink for _, sink in new if isinstance(sink, ShmSink))),
+        )
 
     def abort(self, cause: str, *, sync: int | None = None) -> None:
         """Tells every receiver that this rank feeds.

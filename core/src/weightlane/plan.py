@@ -10,7 +10,7 @@ from weightlane.manifest import Manifest
 from weightlane.messages import ReceivePlan, WireTensor
 from weightlane.program import AgentMove, Program
 from weightlane.receiver import NameEntry
-from weightlane.types import Coverage, Mode, Phase, TransportName, VerifyLevel
+from weightlane.types import Coverage, MissingPolicy, Mode, Phase, TransportName, VerifyLevel
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,10 +54,18 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[WireTensor, ...]
     buckets: tuple[BucketLayout, ...]
     replicas: tuple[ReplicaPlan, ...]
+    missing_replicas: MissingPolicy = "fail"
 
     def digest(self) -> str:
-        """Sixteen hex digits; sender and receiver compare them before each sync."""
-        return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(self))
+        """Sixteen hex digits; sender and receiver compare them before each sync.
+
+        Incarnations are left out: they are residency, which each sync asks for, and not what was decided at
+        connect. A replica that comes back thus leaves the plans that the others hold as they are.
+        """
+        decided = tuple(msgspec.structs.replace(replica, incarnations={}) for replica in self.replicas)
+        return xxhash.xxh3_64_hexdigest(
+            msgspec.msgpack.encode(msgspec.structs.replace(self, replicas=decided))
+        )
 
     @property
     def nbytes(self) -> int:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from weightlane.program import Program
     from weightlane.receiver import NameEntry, WorkerDescription
     from weightlane.registry import Registry, Selected
-    from weightlane.types import TransportName, VerifyLevel
+    from weightlane.types import MissingPolicy, TransportName, VerifyLevel
 
 MODE_PHASES: dict[Mode, Phase] = {
     Mode.FULL: Phase.FULL,
@@ -64,6 +64,7 @@ class PlanRequest:
     targets: tuple[RolloutTarget, ...]
     pins: tuple[str | None, ...]
     open_seconds: float
+    missing_replicas: MissingPolicy = "fail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +87,27 @@ def open_replicas(registry: Registry, request: PlanRequest) -> tuple[OpenReplica
     """
     opened: list[OpenReplica] = []
     try:
-        for number, (target, pin) in enumerate(zip(request.targets, request.pins, strict=True)):
-            facts = registry.collect_facts(target.engine, target)
-            selected = select(registry, "rollout", target.engine, facts, pin=pin)
-            endpoint = registry.call_open_endpoint(
-                selected, EndpointContext(selected.descriptor, target, request.open_seconds)
-            )
-            try:
-                workers = endpoint.describe_workers(selected.reference)
-            except BaseException:
-                endpoint.close()
-                raise
-            opened.append(OpenReplica(number, endpoint, selected, facts, workers))
+        opened.extend(open_replica(registry, request, number) for number in range(len(request.targets)))
     except BaseException:
         for replica in opened:
             replica.endpoint.close()
         raise
     return tuple(opened)
+
+
+def open_replica(registry: Registry, request: PlanRequest, number: int) -> OpenReplica:
+    """One replica, at connect and when it comes back: facts, selection, endpoint, its workers' own words."""
+    target = request.targets[number]
+    facts = registry.collect_facts(target.engine, target)
+    selected = select(registry, "rollout", target.engine, facts, pin=request.pins[number])
+    endpoint = registry.call_open_endpoint(
+        selected, EndpointContext(selected.descriptor, target, request.open_seconds)
+    )
+    try:
+        return OpenReplica(number, endpoint, selected, facts, endpoint.describe_workers(selected.reference))
+    except BaseException:
+        endpoint.close()
+        raise
 
 
 def make_plan(
@@ -166,6 +171,7 @@ def make_plan(
         tensors=tensors,
         buckets=buckets,
         replicas=tuple(plans),
+        missing_replicas=request.missing_replicas,
     )
 
 

@@ -20,11 +20,12 @@ from weightlane.messages import (
     Receive,
     ReceiveReport,
 )
+from weightlane.residency import ReplicaResidency
 from weightlane.types import TransportName
 from weightlane.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from weightlane.bounds import Bounds
     from weightlane.endpoint import EngineEndpoint
@@ -48,6 +49,8 @@ class ReplicaSession:
     def __init__(self, plan: LanePlan, number: int, endpoint: EngineEndpoint, bounds: Bounds) -> None:
         self._plan = plan
         self._replica = plan.replicas[number]
+        self.number = number
+        self.last_error = ""
         self.endpoint = endpoint
         self._bounds = bounds
         self._receiving: _ReceiveCall | None = None
@@ -60,9 +63,20 @@ class ReplicaSession:
         return self._replica.address
 
     @property
+    def paused(self) -> bool:
+        """Whether this session holds generation back at the engine."""
+        return self._paused
+
+    @property
     def has_agent(self) -> bool:
         """Whether counts and digests come back."""
         return self._replica.has_agent
+
+    def residency(self, seconds: float) -> ReplicaResidency:
+        """What its workers hold now, in their own words."""
+        with self._noting_errors():
+            workers = self.endpoint.residency(self._replica.backend, self._plan.lane, seconds)
+        return ReplicaResidency(self.number, self.address, tuple(workers))
 
     def attach(self, ring: dict[int, str]) -> None:
         """Gives every worker the plan; each checks it against what it holds and refuses before any write."""
@@ -109,6 +123,7 @@ class ReplicaSession:
             self._call(Publish(self._plan.lane, sync, version), Done, self._bounds.finish)
         self._run(self._replica.program.publish, version)
         self._dirty = False
+        self.last_error = ""
 
     def resume(self, version: int) -> None:
         """Lets generation go on, if it was this session that paused it."""
@@ -150,11 +165,23 @@ class ReplicaSession:
         self.endpoint.close()
 
     def _run(self, calls: Sequence[EngineCall], version: int) -> None:
-        for call in calls:
-            self.endpoint.call(call, version=version)
+        with self._noting_errors():
+            for call in calls:
+                self.endpoint.call(call, version=version)
 
     def _call(self, request: AgentRequest, kind: type[_T], seconds: float) -> list[_T]:
-        return call_agents(self.endpoint, request, kind, workers=len(self._replica.peers), seconds=seconds)
+        with self._noting_errors():
+            return call_agents(
+                self.endpoint, request, kind, workers=len(self._replica.peers), seconds=seconds
+            )
+
+    @contextlib.contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.last_error = f"{type(error).__name__}: {error}"
+            raise
 
 
 def cancel_all(

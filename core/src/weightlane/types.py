@@ -22,6 +22,10 @@ that version, or neither."""
 
 VerifyLevel: TypeAlias = Literal["off", "counts", "digest"]
 
+MissingPolicy: TypeAlias = Literal["fail", "skip"]
+"""What a sync does while a replica does not answer: fail and leave all others as they are, or go on without
+it until it is back."""
+
 CORE_API_VERSION = (0, 1)
 """A plugin works with this core when its major is equal and its minor is not larger."""
 

@@ -57,6 +57,12 @@ class FakeWorkerEngine:
             expected=tuple(ExpectedTensor(wire.name, wire.shape) for wire in WIRES),
         )
 
+    def current_incarnation(self) -> str:
+        return self.describe().incarnation
+
+    def released(self) -> Sequence[str]:
+        return ()
+
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         self._note("check_plan")
         return self.problems

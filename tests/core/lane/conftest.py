@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
-from contextlib import ExitStack
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from weightlane.front.process import FrontProcess, start_front_process
+from weightlane.errors import WeightlaneError
+from weightlane.front.client import FrontEndpoint
+from weightlane.front.process import last_lines
+from weightlane.interrupts import interrupts_held
 from weightlane.testing.ranks import RankGroup, RankOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
+NURSERY = Path(__file__).with_name("engine_nursery.py")
 READY_SECONDS = 110.0
 
 
@@ -41,34 +50,81 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def start_engine(
-    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[], FrontProcess]]:
-    """Starts one more reference engine, which lives until the end of the session or of its process."""
-    with ExitStack() as running:
+@dataclass(frozen=True)
+class EngineProcess:
+    """A reference engine in a process of its own."""
 
-        def start() -> FrontProcess:
-            folder = tmp_path_factory.mktemp("engine")
-            folder.chmod(0o700)
-            address = f"unix:{folder}/front.sock"
-            argv = [sys.executable, "-m", "weightlane.reference.server"]
-            argv += ["--model", str(model_folder), "--address", address, "--threads", "1"]
-            return running.enter_context(
-                start_front_process(
-                    argv,
-                    address,
-                    log=folder / "engine.log",
-                    ready_timeout_seconds=READY_SECONDS,
-                    environment={"HF_HUB_OFFLINE": "1"},
-                )
+    address: str
+    process_id: int
+    log: Path
+
+    def kill(self) -> None:
+        """SIGKILL; returns when its socket answers nobody any more."""
+        os.kill(self.process_id, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{self.process_id}").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+class Nursery:
+    """Starts engines, at a new address or at one that an engine died on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._count = 0
+        with interrupts_held():
+            self._process = subprocess.Popen(
+                [sys.executable, str(NURSERY)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
             )
 
-        yield start
+    def start(self, model: Path, address: str = "") -> EngineProcess:
+        self._count += 1
+        log = self._folder / f"engine-{self._count}.log"
+        address = address or f"unix:{self._folder}/front-{self._count}.sock"
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(
+            json.dumps({"model": str(model), "address": address, "log": str(log)}) + "\n"
+        )
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the nursery ended; its errors are above"
+        engine = EngineProcess(address, int(line), log)
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            try:
+                FrontEndpoint(address, 5.0).facts()
+            except WeightlaneError:
+                assert time.monotonic() < deadline, last_lines(log)
+                time.sleep(0.02)
+            else:
+                return engine
+
+    def end(self) -> None:
+        self._process.communicate(timeout=10)
 
 
 @pytest.fixture(scope="session")
-def engine(start_engine: Callable[[], FrontProcess]) -> FrontProcess:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    folder = tmp_path_factory.mktemp("engines")
+    folder.chmod(0o700)
+    nursery = Nursery(folder)
+    yield nursery
+    nursery.end()
+
+
+@pytest.fixture(scope="session")
+def start_engine(model_folder: Path, nursery: Nursery) -> Callable[..., EngineProcess]:
+    """Starts one more reference engine, which lives until the end of the session or of its process."""
+    return lambda address="": nursery.start(model_folder, address)
+
+
+@pytest.fixture(scope="session")
+def engine(start_engine: Callable[..., EngineProcess]) -> EngineProcess:
     """The engine that most tests share; nobody kills it."""
     return start_engine()
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace as replace_struct
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import weightlane as wl
 from weightlane.bounds import DEFAULT_BOUNDS
@@ -29,6 +29,7 @@ from weightlane.ring_file import shared_memory_folder
 from weightlane.testing import steps
 from weightlane.testing.steps import take_step
 
+T = TypeVar("T")
 RANK = int(os.environ["RANK"])
 WORLD = int(os.environ["WORLD_SIZE"])
 MODEL = Path(os.environ["LANE_TEST_MODEL"])
@@ -75,13 +76,44 @@ def open_lane(
     )
 
 
-def step(name: str, action: Callable[[], object]) -> object:
+def step(name: str, action: Callable[[], T]) -> T | None:
     return take_step(name, RANK, action)
 
 
 def tell(name: str, **facts: list[str | int | None]) -> None:
     if RANK == 0:
         steps.tell(name, RANK, facts)
+
+
+def halt(word: str) -> None:
+    """Rank 0 says that it is here and waits until the test has made a file of that name."""
+    if RANK == 0:
+        print(word, flush=True)
+        file = Path(os.environ["LANE_TEST_GO"]) / word
+        deadline = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def keep_weights(tensors: dict[str, torch.Tensor], name: str) -> None:
+    if RANK == 0:
+        save_file(tensors, Path(os.environ["LANE_TEST_GO"]) / f"{name}.safetensors")
+
+
+def tell_state(name: str, lane: Lane) -> None:
+    state = lane.state
+    steps.tell(
+        name,
+        RANK,
+        {
+            "phase": [state.phase],
+            "published": [state.published_version],
+            "held": [replica.held_version for replica in state.replicas],
+            "servable": [None if item.servable is None else int(item.servable) for item in state.replicas],
+            "errors": [replica.last_error for replica in state.replicas],
+            "printed": [str(state)],
+        },
+    )
 
 
 # -- scenarios ----------------------------------------------------------------------------------------------
@@ -189,6 +221,46 @@ def slow_sync() -> None:
     step("after", lambda: lane.sync(version=6))
 
 
+def rejoin() -> None:
+    """Replica 1 is killed, comes back as another model, then as itself, and is killed in mid-sync."""
+    good = weights()
+    slow = SlowBuckets(0.0)
+    lane = open_lane(good, urls=URLS)
+    first = lane.replicas[:1]
+    step("both", lambda: lane.sync(version=1))
+    halt("BOTH")
+    changed(good, seed=2)
+    step("while it is dead", lambda: lane.sync(version=2))
+    if RANK == 0:
+        generated = lane.replicas[0].generate([[1, 2, 3]], max_tokens=2)
+        tell("served meanwhile", versions=[item.weight_version for item in generated])
+    tell_state("state while it is dead", lane)
+    halt("DEAD")
+    step("another model", lambda: lane.sync(version=3))
+    halt("REFUSED")
+    changed(good, seed=3)
+    report = step("back", lambda: lane.sync(version=4))
+    tell(
+        "rejoined",
+        replicas=list(report.rejoined) if report else [],
+        peers=list(lane.plan().replicas[1].peers),
+    )
+    tell("first kept", same=[int(lane.replicas[:1] == first)])
+    keep_weights(good, "back")
+    halt("BACK")
+    get_registry().register(slow, name="slow")
+    slow.seconds = 0.4
+    changed(good, seed=4)
+    step("killed in the middle", lambda: lane.sync(version=5))
+    tell_state("state after the kill", lane)
+    slow.seconds = 0.0
+    halt("KILLED")
+    step("back again", lambda: lane.sync(version=6))
+    keep_weights(good, "back again")
+    tell_state("state at the end", lane)
+    lane.close()
+
+
 def half_published() -> None:
     """Two replicas; the second dies between stage and commit, when told so by a file."""
     lane = open_lane(weights(), urls=URLS)
@@ -249,6 +321,7 @@ if __name__ == "__main__":
         "drift": drift,
         "diverged": diverged,
         "slow_sync": slow_sync,
+        "rejoin": rejoin,
         "half_published": half_published,
         "failed_settle": failed_settle,
         "no_op_and_many": no_op_and_many,

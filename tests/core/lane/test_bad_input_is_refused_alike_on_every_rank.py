@@ -11,12 +11,13 @@ from weightlane.testing.steps import steps_named
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightlane.front.process import FrontProcess
+    from conftest import EngineProcess
+
     from weightlane.testing.ranks import RankOutcome
 
 
 @pytest.fixture(scope="module")
-def outcomes(outcomes_of: Callable[..., list[RankOutcome]], engine: FrontProcess) -> list[RankOutcome]:
+def outcomes(outcomes_of: Callable[..., list[RankOutcome]], engine: EngineProcess) -> list[RankOutcome]:
     return outcomes_of("bad_input", 2, [engine.address])
 
 

@@ -11,12 +11,13 @@ from weightlane.testing.steps import steps_named
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightlane.front.process import FrontProcess
+    from conftest import EngineProcess
+
     from weightlane.testing.ranks import RankOutcome
 
 
 @pytest.fixture(scope="module")
-def drifted(outcomes_of: Callable[..., list[RankOutcome]], engine: FrontProcess) -> list[RankOutcome]:
+def drifted(outcomes_of: Callable[..., list[RankOutcome]], engine: EngineProcess) -> list[RankOutcome]:
     return outcomes_of("drift", 2, [engine.address])
 
 
@@ -54,8 +55,8 @@ def test_the_next_sync_heals_and_generations_carry_its_version(drifted: list[Ran
 @pytest.fixture(scope="module")
 def diverged(
     outcomes_of: Callable[..., list[RankOutcome]],
-    engine: FrontProcess,
-    start_engine: Callable[[], FrontProcess],
+    engine: EngineProcess,
+    start_engine: Callable[..., EngineProcess],
 ) -> list[RankOutcome]:
     return outcomes_of("diverged", 2, [engine.address, start_engine().address])
 
@@ -82,7 +83,7 @@ def test_a_successful_sync_lifts_the_fence(diverged: list[RankOutcome]) -> None:
 
 
 def test_unchanged_bytes_under_a_new_version_raise_the_stale_alarm_and_nothing_is_left(
-    outcomes_of: Callable[..., list[RankOutcome]], engine: FrontProcess
+    outcomes_of: Callable[..., list[RankOutcome]], engine: EngineProcess
 ) -> None:
     outcomes = outcomes_of("no_op_and_many", 1, [engine.address])
     assert steps_named(outcomes, "unchanged")[0].facts["since"] == [1]

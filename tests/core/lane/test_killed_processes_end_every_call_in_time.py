@@ -11,7 +11,7 @@ from weightlane.testing.ranks import RankGroup, RankOutcome
 from weightlane.testing.steps import steps_named
 
 if TYPE_CHECKING:
-    from weightlane.front.process import FrontProcess
+    from conftest import EngineProcess
 
 SECONDS = 30.0
 RankMaker = Callable[..., RankGroup]
@@ -19,12 +19,12 @@ RankMaker = Callable[..., RankGroup]
 
 @pytest.mark.parametrize("placement", ["replicated", "partitioned"])
 def test_a_killed_receiver(
-    ranks: RankMaker, start_engine: Callable[[], FrontProcess], placement: str
+    ranks: RankMaker, start_engine: Callable[..., EngineProcess], placement: str
 ) -> None:
     engine = start_engine()
     with ranks("slow_sync", 2, [engine.address], placement) as group:
         group.wait_for_output(0, "MOVED A BUCKET", 60)
-        engine.process.kill()
+        engine.kill()
         outcomes = group.wait(60)
     for step in steps_named(outcomes, "slow"):
         assert step.outcome == "error", step
@@ -42,7 +42,7 @@ def test_a_killed_receiver(
     [(1, "replicated", 2), (1, "partitioned", 3), (0, "replicated", 2)],
 )
 def test_a_killed_trainer_rank(
-    ranks: RankMaker, engine: FrontProcess, victim: int, placement: str, world_size: int
+    ranks: RankMaker, engine: EngineProcess, victim: int, placement: str, world_size: int
 ) -> None:
     with ranks("slow_sync", world_size, [engine.address], placement) as group:
         group.wait_for_output(0, "MOVED A BUCKET", 60)
@@ -58,7 +58,7 @@ def test_a_killed_trainer_rank(
 
 
 def test_the_engine_outlives_its_trainers_and_the_next_lane_syncs(
-    engine: FrontProcess, outcomes_of: Callable[..., list[RankOutcome]]
+    engine: EngineProcess, outcomes_of: Callable[..., list[RankOutcome]]
 ) -> None:
     outcomes = outcomes_of("no_op_and_many", 1, [engine.address])
     assert steps_named(outcomes, "many")[0].outcome == "ok"

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from weightlane.front.process import FrontProcess
+    from conftest import EngineProcess
+
     from weightlane.testing.ranks import RankGroup, RankOutcome
 
 
 def test_a_call_that_fails_after_the_last_bucket_publishes_nothing(
-    outcomes_of: Callable[..., list[RankOutcome]], engine: FrontProcess
+    outcomes_of: Callable[..., list[RankOutcome]], engine: EngineProcess
 ) -> None:
     outcomes = outcomes_of("failed_settle", 2, [engine.address])
     steps = steps_named(outcomes, "settle")
@@ -30,16 +31,15 @@ def test_a_call_that_fails_after_the_last_bucket_publishes_nothing(
 
 def test_a_replica_lost_between_stage_and_commit_leaves_the_other_named_as_serving(
     ranks: Callable[..., RankGroup],
-    engine: FrontProcess,
-    start_engine: Callable[[], FrontProcess],
+    engine: EngineProcess,
+    start_engine: Callable[..., EngineProcess],
     tmp_path: Path,
 ) -> None:
     second = start_engine()
     go = tmp_path / "go"
     with ranks("half_published", 2, [engine.address, second.address], go=str(go)) as group:
         group.wait_for_output(0, "STAGED", 60)
-        second.process.kill()
-        second.process.wait(10)
+        second.kill()
         go.touch()
         outcomes = group.wait(60)
     steps = steps_named(outcomes, "commit")

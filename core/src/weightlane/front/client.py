@@ -117,5 +117,5 @@ class FrontEndpoint(MessageEndpoint):
         return EngineDeadError(
             f"The engine at {self.address} is gone; the call was {name}.",
             f"{why}.",
-            "Look at the end of the engine's log, restart it and connect again.",
+            "Look at the end of the engine's log and restart it; the next sync of a lane brings it level.",
         )

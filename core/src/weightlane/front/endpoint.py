@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from weightlane import failures, messages
 from weightlane.errors import EngineError, ProtocolError
+from weightlane.residency import WorkerResidency
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,17 +58,27 @@ class MessageEndpoint(ABC):
 
     def describe_workers(self, backend: str) -> tuple[WorkerDescription, ...]:
         """Every worker's own description, in worker order."""
-        replies = self.call_workers(messages.encode(messages.Describe(backend)), self._timeout)
-        described: list[WorkerDescription] = []
-        for worker, data in enumerate(replies):
+        answers = self._ask_workers(messages.Describe(backend), messages.Described, "describe", self._timeout)
+        return tuple(answer.description for answer in answers)
+
+    def residency(self, backend: str, lane: str, timeout_seconds: float) -> tuple[WorkerResidency, ...]:
+        """What every worker holds now, in worker order."""
+        request = messages.GetResidency(backend, lane)
+        return tuple(self._ask_workers(request, WorkerResidency, "get-residency", timeout_seconds))
+
+    def _ask_workers(
+        self, request: messages.AgentRequest, expected: type[_Reply], name: str, seconds: float
+    ) -> list[_Reply]:
+        answers: list[_Reply] = []
+        for worker, data in enumerate(self.call_workers(messages.encode(request), seconds)):
             sender = f"worker {worker} of {self.address}"
             reply: messages.AgentReply = messages.decode(data, messages.AgentReply, sender=sender)
             if isinstance(reply, failures.Failure):
                 raise failures.error_of(reply)
-            if not isinstance(reply, messages.Described):
-                raise _wrong_reply(sender, reply, "describe")
-            described.append(reply.description)
-        return tuple(described)
+            if not isinstance(reply, expected):
+                raise _wrong_reply(sender, reply, name)
+            answers.append(reply)
+        return answers
 
     def call_workers(self, message: bytes, timeout_seconds: float) -> Sequence[bytes]:
         """One encoded reply per worker; a worker's own `Failure` is among the replies, not raised."""

@@ -107,10 +107,9 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
     """A front endpoint for an address, a local one for a `ReferenceEngine` of this process."""
     target = context.target
     if target.handle is not None:
-        from weightlane.front.endpoint import LocalEndpoint
+        from weightlane.reference.endpoint import ReferenceEndpoint
 
-        engine = _engine_of(target.handle)
-        return LocalEndpoint(engine.desk, f"inprocess:{engine.model_path}", context.timeout_seconds)
+        return ReferenceEndpoint(_engine_of(target.handle), context.timeout_seconds)
     from weightlane.front.client import FrontEndpoint
 
     return FrontEndpoint(target.address, context.timeout_seconds)

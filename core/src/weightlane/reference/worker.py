@@ -72,6 +72,14 @@ class ReferenceWorker:
             facts=self._engine.facts(),
         )
 
+    def current_incarnation(self) -> str:
+        """Made with the engine, and never changed."""
+        return self._incarnation
+
+    def released(self) -> Sequence[str]:
+        """Nothing is ever let go."""
+        return ()
+
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """Whatever cannot be written into the live model, by name and by shape."""
         live = self._live_tensors()

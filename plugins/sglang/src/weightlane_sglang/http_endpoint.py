@@ -15,6 +15,7 @@ from typing_extensions import override
 from weightlane.endpoint import EngineEndpoint
 from weightlane.errors import EngineError
 from weightlane.receiver import WorkerDescription
+from weightlane.residency import WorkerResidency
 from weightlane_sglang.contract import GENERATE_ROUTE
 from weightlane_sglang.expected import expected_tensors
 from weightlane_sglang.generation import generate_body, read_generations
@@ -78,6 +79,19 @@ class SglangEndpoint(EngineEndpoint):
                 held_version=version_number(info.weight_version),
                 expected=expected_tensors(self._model, info, dtype=dtype),
                 facts=facts,
+            ),
+        )
+
+    @override
+    def residency(self, backend: str, lane: str, timeout_seconds: float) -> tuple[WorkerResidency, ...]:
+        """Incarnation and weight version of the server as a whole; two small requests."""
+        del backend, lane
+        info = read_model_info(self._channel, timeout_seconds=timeout_seconds)
+        return (
+            WorkerResidency(
+                worker=0,
+                incarnation=read_incarnation(self._channel, timeout_seconds=timeout_seconds),
+                held_version=version_number(info.weight_version),
             ),
         )
 

@@ -58,6 +58,14 @@ class VllmWorkerEngine:
             facts=facts,
         )
 
+    def current_incarnation(self) -> str:
+        """That of the model which the worker runs now."""
+        return incarnation_of(self._model())
+
+    def released(self) -> Sequence[str]:
+        """Nothing that this era knows of: a lane does not put vLLM to sleep yet."""
+        return ()
+
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """What this era refuses of the engine, and names of the plan that reach no live tensor."""
         description = self.describe()

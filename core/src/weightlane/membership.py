@@ -1,0 +1,108 @@
+"""Who takes part in a lane's syncs, on one rank: the plan, what this rank feeds, the controller's sessions.
+
+Everything that changes when a replica comes back changes here, at one moment that all ranks agree on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from weightlane.rejoin import plan_with
+from weightlane.residency import ReplicaResidency, ask_together
+from weightlane.types import TransportName
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from weightlane.control import ControlChannel
+    from weightlane.lane_messages import Rejoining
+    from weightlane.moving import Mover
+    from weightlane.plan import LanePlan
+    from weightlane.planning import OpenReplica
+    from weightlane.rejoin import PlanBasis
+    from weightlane.replica_session import ReplicaSession
+    from weightlane.transports.shm import ShmSink
+    from weightlane.transports.sink import Sink
+
+
+@dataclass(slots=True)
+class Membership:
+    """The members as this rank knows them.
+
+    `sessions` and `basis` are the controller's; other ranks have none. `joined` holds, per replica, the sync
+    at which this rank last took it in (0: at connect). `broken_by` is the sync whose collectives this rank is
+    in, or left before their end.
+    """
+
+    plan: LanePlan
+    mover: Mover
+    sessions: tuple[ReplicaSession, ...]
+    basis: PlanBasis | None
+    joined: tuple[int, ...] = field(init=False)
+    broken_by: int = 0
+
+    def __post_init__(self) -> None:
+        self.joined = (0,) * len(self.plan.replicas)
+
+    def taking_part(self, missing: Collection[int]) -> tuple[ReplicaSession, ...]:
+        """On the controller: the sessions of all replicas but the missing ones."""
+        return tuple(session for session in self.sessions if session.number not in missing)
+
+    def ask(self, seconds: float) -> list[ReplicaResidency]:
+        """On the controller: what every replica holds, each asked for `seconds` at most, all at once."""
+        return ask_together(
+            [partial(session.residency, seconds) for session in self.sessions],
+            [(session.number, session.address) for session in self.sessions],
+            seconds,
+        )
+
+    def distrust(self, replicas: Collection[int]) -> None:
+        """Has these replicas join anew before the next sync, whatever they then say that they hold."""
+        self.joined = tuple(-1 if number in replicas else old for number, old in enumerate(self.joined))
+
+    def exchange(
+        self,
+        sync: int,
+        returned: Sequence[Rejoining],
+        sinks: Sequence[tuple[int, Sink]],
+        sessions: Sequence[ReplicaSession],
+        opened: Sequence[OpenReplica],
+    ) -> None:
+        """Takes replicas that came back in place of those they were; the last two are the controller's."""
+        numbers = {item.replica for item in returned}
+        self.plan = plan_with(self.plan, returned)
+        self.mover = self.mover.exchanging(numbers, sinks)
+        self.joined = tuple(sync if number in numbers else old for number, old in enumerate(self.joined))
+        if self.basis is not None:
+            kept = {session.endpoint for session in sessions}
+            for session in self.sessions:
+                if session.number in numbers and session.endpoint not in kept:
+                    session.endpoint.close()
+            new = {session.number: session for session in sessions}
+            self.sessions = tuple(new.get(session.number, session) for session in self.sessions)
+            self.basis = self.basis.with_returned(opened)
+
+
+def open_rings(
+    plan: LanePlan, channel: ControlChannel, replicas: Collection[int], opened: list[ShmSink]
+) -> None:
+    """Adds to `opened` a ring, beating, for each worker of `replicas` that this rank feeds through one."""
+    from weightlane.transports.shm import ShmSink
+
+    for replica in plan.replicas:
+        if replica.transport is not TransportName.SHM or replica.replica not in replicas:
+            continue
+        for worker, peer in enumerate(replica.peers):
+            if peer == channel.rank:
+                ring = ShmSink(plan, replica=replica.replica, worker=worker)
+                opened.append(ring)
+                channel.on_beat(ring.beat)
+
+
+def close_rings(channel: ControlChannel, rings: Sequence[ShmSink]) -> None:
+    """Ends the beats of rings and frees them."""
+    for ring in rings:
+        channel.off_beat(ring.beat)
+        ring.close()
