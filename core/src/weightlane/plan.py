@@ -101,7 +101,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         head = (
             f"lane {self.lane}: {self.mode.value} from {self.trainer_backend} on {self.world_size} "
             f"rank{_s(self.world_size)}, {len(self.tensors)} tensors, {self.nbytes / 1e6:.1f} MB in "
-            f"{len(self.buckets)} bucket{_s(len(self.buckets))}, verify {self.verify}"
+            f"{len(self.buckets)} bucket{_s(len(self.buckets))}, verify {self.verify}, "
+            f"missing replicas: {self.missing_replicas}"
         )
         lines = [head]
         for replica in self.replicas:

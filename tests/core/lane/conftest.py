@@ -23,6 +23,8 @@ from weightlane.testing.ranks import RankGroup, RankOutcome
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+sys.path.insert(0, str(Path(__file__).parent))  # under importlib mode test folders are not on the path
+
 PROGRAM = Path(__file__).with_name("rank_program.py")
 NURSERY = Path(__file__).with_name("engine_nursery.py")
 READY_SECONDS = 110.0

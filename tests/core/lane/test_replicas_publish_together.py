@@ -1,0 +1,119 @@
+"""Nothing is published on any replica before every worker of every replica has verified."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from local_engines import (
+    PROMPT,
+    FakeForgetfulWorker,
+    change,
+    engines,
+    held_equal,
+    lane_to,
+    versions_held,
+    weights_of,
+)
+
+from weightlane.errors import NotServableError, SyncError, VerificationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from local_engines import FakeMortalEngine
+    from torch import Tensor
+
+    from weightlane.lane import Lane
+
+
+@pytest.fixture
+def pair(model_folder: Path) -> list[FakeMortalEngine]:
+    return engines(model_folder)
+
+
+@pytest.fixture
+def weights(model_folder: Path) -> dict[str, Tensor]:
+    return weights_of(model_folder)
+
+
+@pytest.fixture(params=["inprocess", "inline"])
+def lane(
+    request: pytest.FixtureRequest, pair: list[FakeMortalEngine], weights: dict[str, Tensor]
+) -> Iterator[Lane]:
+    for engine in pair:
+        engine.worker = FakeForgetfulWorker(engine)
+    with lane_to(weights, pair, transport=request.param) as opened:
+        yield opened
+
+
+def test_stage_moves_to_all_and_publishes_on_none_and_commit_on_all(
+    lane: Lane, pair: list[FakeMortalEngine], weights: dict[str, Tensor]
+) -> None:
+    lane.sync(version=1)
+    change(weights, seed=1)
+    report = lane.stage(version=2)
+    assert [replica.replica for replica in report.replicas] == [0, 1]
+    assert all(held_equal(engine, weights) for engine in pair)
+    assert (versions_held(pair), lane.published_version) == ([1, 1], 1)
+    lane.commit()
+    assert (versions_held(pair), lane.published_version) == ([2, 2], 2)
+    for endpoint in lane.replicas:
+        assert endpoint.generate(PROMPT, max_tokens=1)[0].weight_version == 2
+
+
+def test_a_replica_that_fails_verification_keeps_every_other_from_the_new_version(
+    lane: Lane, pair: list[FakeMortalEngine], weights: dict[str, Tensor]
+) -> None:
+    lane.sync(version=1)
+    change(weights, seed=1)
+    pair[1].worker.forgets = True  # type: ignore[attr-defined]
+    with pytest.raises(VerificationError, match="tensors handed to the loader"):
+        lane.sync(version=2)
+    assert (versions_held(pair), lane.published_version) == ([1, 1], 1)
+    # Full weights are written in place: the old version is no more, so neither replica generates from a mix.
+    for engine in pair:
+        with pytest.raises(NotServableError):
+            engine.generate(_probe())
+    with pytest.raises(SyncError, match="nothing staged"):
+        lane.commit()
+    pair[1].worker.forgets = False  # type: ignore[attr-defined]
+    lane.sync(version=3)
+    assert versions_held(pair) == [3, 3]
+
+
+def test_without_the_rule_one_replica_would_be_ahead(
+    lane: Lane, pair: list[FakeMortalEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weightlane.replica_session import ReplicaSession
+
+    reports = ReplicaSession.reports
+
+    def publish_at_once(session: ReplicaSession, sync: int, check: object) -> object:
+        found = reports(session, sync, check)  # type: ignore[arg-type]
+        session.publish(sync, found[0].version)
+        return found
+
+    monkeypatch.setattr(ReplicaSession, "reports", publish_at_once)
+    pair[1].worker.forgets = True  # type: ignore[attr-defined]
+    with pytest.raises(VerificationError):
+        lane.sync(version=1)
+    assert versions_held(pair)[0] == 1
+
+
+def test_a_staged_version_can_be_replaced_by_another(
+    lane: Lane, pair: list[FakeMortalEngine], weights: dict[str, Tensor]
+) -> None:
+    lane.stage(version=1)
+    change(weights, seed=1)
+    lane.stage(version=2)
+    lane.commit()
+    assert versions_held(pair) == [2, 2]
+    assert all(held_equal(engine, weights) for engine in pair)
+
+
+def _probe() -> object:
+    from weightlane.messages import Generate
+
+    return Generate(((1, 2, 3),), 1)
