@@ -136,23 +136,24 @@ class WorkerAgent:
     def _describe(self, backend: str) -> WorkerDescription:
         description = self._engine(backend).describe()
         self._worker = description.worker
-        return msgspec.structs.replace(
-            description, held_version=self._held_version, servable=not self._not_servable_cause
-        )
+        whole = not self._not_servable_cause and not self._engine(backend).why_not_whole()
+        return msgspec.structs.replace(description, held_version=self._held_version, servable=whole)
 
     def _residency(self, request: GetResidency) -> WorkerResidency:
         if self._worker is None:  # nobody has asked this process yet which worker it is
             self._describe(request.backend)
         engine = self._engine(request.backend)
         attached = self._attached.get(request.lane)
+        released = tuple(engine.released())
+        cause = self._not_servable_cause or engine.why_not_whole()
         return WorkerResidency(
             worker=self._number,
             incarnation=engine.current_incarnation(),
             plan_digest=attached.plan.plan_digest if attached else "",
             held_version=self._held_version,
-            servable=not self._not_servable_cause,
-            cause=self._not_servable_cause,
-            released=tuple(engine.released()),
+            servable=not cause and not released,
+            cause=cause,
+            released=released,
         )
 
     def _attach(self, plan: ReceivePlan) -> AgentReply:

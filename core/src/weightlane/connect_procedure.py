@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from weightlane.agreement import put_outcome
@@ -24,7 +23,6 @@ from weightlane.selection import select
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
     from weightlane.lane import Lane
     from weightlane.moving import Mover
@@ -32,37 +30,12 @@ if TYPE_CHECKING:
     from weightlane.planning import OpenReplica
     from weightlane.registry import Registry, Selected
     from weightlane.replica_session import ReplicaSession
-    from weightlane.specs import RolloutSpec, TrainerSpec
     from weightlane.transports.shm import ShmSink
     from weightlane.transports.sink import Sink
-    from weightlane.types import BackendDescriptor, MissingPolicy, Mode, TransportName, VerifyLevel
+    from weightlane.types import BackendDescriptor, Mode
+    from weightlane.wishes import Wishes
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """The arguments of `connect`, as this rank was given them; `replicas` is empty off the controller."""
-
-    trainer: TrainerSpec
-    replicas: tuple[RolloutSpec, ...]
-    mode: Mode
-    verify: VerifyLevel
-    transport: TransportName | None
-    bucket_bytes: int
-    missing_replicas: MissingPolicy
-    bounds: Bounds
-    lane: str
-
-    def shared(self) -> dict[str, str]:
-        """The arguments that must be the same on every rank, as text."""
-        return {
-            "mode": self.mode.value,
-            "verify": self.verify,
-            "transport": self.transport.value if self.transport else "None",
-            "bucket_bytes": str(self.bucket_bytes),
-            "missing_replicas": self.missing_replicas,
-        }
 
 
 class ConnectProcedure:
@@ -164,6 +137,8 @@ class ConnectProcedure:
             pins=tuple(spec.plugin for spec in wishes.replicas),
             open_seconds=self._bounds.connect,
             missing_replicas=wishes.missing_replicas,
+            release=wishes.release,
+            trainer_options=wishes.trainer.options_for(selected.descriptor) if selected else {},
         )
         self._replicas = open_replicas(self._registry, request)
         parts = tuple(item.manifest for item in joined)

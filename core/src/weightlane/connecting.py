@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Literal
 
 from weightlane.bounds import DEFAULT_BOUNDS, Bounds
 from weightlane.buckets import DEFAULT_BUCKET_BYTES
+from weightlane.errors import EngineError, near_names
 from weightlane.specs import rollout, trainer
-from weightlane.types import Mode, TransportName
+from weightlane.types import MEMORY_TAGS, Mode, TransportName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from weightlane.lane import Lane
     from weightlane.specs import RolloutSpec, TrainerSpec
-    from weightlane.types import MissingPolicy, VerifyLevel
+    from weightlane.types import MemoryTag, MissingPolicy, VerifyLevel
 
 __all__ = ["connect", "rollout", "trainer"]
 
@@ -32,6 +33,7 @@ def connect(
     transport: TransportName | Literal["inprocess", "shm", "inline"] | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     missing_replicas: MissingPolicy = "fail",
+    release: Collection[MemoryTag] = (),
     control: str | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
 ) -> Lane:
@@ -53,6 +55,9 @@ def connect(
             goes on with the others, lists the replica in `SyncReport.missing`, and takes it back with the
             first sync before which it answers again. A replica that is lost in the middle of a sync fails
             that sync either way.
+        release: memory that rollout engines let go of while the lane needs room or has them sleep
+            (`lane.sleep`): `kv_cache` is released around every sync, `weights` only by `sleep`. Fixed here,
+            for the life of the lane, whatever happens later; only what was released is ever resumed.
         control: `tcp://host:port` of the control channel, equal on all ranks; None asks the store that
             `torch.distributed` was initialised with.
         bounds: every wait's limit.
@@ -61,9 +66,10 @@ def connect(
         PlanError: every problem of the plan at once.
         WeightlaneError: an engine that does not answer, no backend, a lost rank.
     """
-    from weightlane.connect_procedure import ConnectProcedure, Wishes
+    from weightlane.connect_procedure import ConnectProcedure
     from weightlane.control import CONTROLLER
     from weightlane.rendezvous import open_control_channel
+    from weightlane.wishes import Wishes
 
     rank, world_size = _place_among_ranks()
     number = next(_lane_numbers)
@@ -83,6 +89,7 @@ def connect(
         transport=None if transport is None else TransportName(transport),
         bucket_bytes=bucket_bytes,
         missing_replicas=missing_replicas,
+        release=_memory_tags(release),
         bounds=bounds,
         lane=f"lane-{number}-{secrets.token_hex(3)}",
     )
@@ -93,6 +100,19 @@ def connect(
         procedure.undo()
         channel.close()
         raise
+
+
+def _memory_tags(release: Collection[str]) -> tuple[MemoryTag, ...]:
+    """The tags in one order, the same on every rank."""
+    unknown = sorted(set(release) - set(MEMORY_TAGS))
+    if unknown:
+        near = ", ".join(near_names(unknown[0], MEMORY_TAGS))
+        raise EngineError(
+            f"release={sorted(release)!r} names memory that no engine has: {', '.join(unknown)}.",
+            f"It can name {', '.join(MEMORY_TAGS)}.",
+            f"Use {near}." if near else "",
+        )
+    return tuple(tag for tag in MEMORY_TAGS if tag in release)
 
 
 def _place_among_ranks() -> tuple[int, int]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from weightlane.manifest import Manifest
     from weightlane.messages import WireTensor
     from weightlane.receiver import NameEntry, WorkerDescription
-    from weightlane.types import BackendDescriptor, Mode, Phase, TransportName, VerifyLevel
+    from weightlane.types import BackendDescriptor, MemoryTag, Mode, Phase, TransportName, VerifyLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,10 @@ class MapNamesContext:
 
 @dataclass(frozen=True, slots=True)
 class BuildRequestsContext:
-    """For `weightlane_build_requests` and `weightlane_plan_lifecycle`: one replica, fully planned."""
+    """For `weightlane_build_requests` and `weightlane_plan_lifecycle`: one replica, fully planned.
+
+    `release` lists the memory that the lane is to let go while the engine does not generate.
+    """
 
     descriptor: BackendDescriptor
     facts: EngineFacts
@@ -115,6 +118,16 @@ class BuildRequestsContext:
     buckets: tuple[BucketLayout, ...]
     workers: tuple[WorkerDescription, ...]
     verify: VerifyLevel
+    release: tuple[MemoryTag, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerLifecycleContext:
+    """For `weightlane_plan_lifecycle` of a trainer backend: the agreed manifest, and `trainer`'s options."""
+
+    descriptor: BackendDescriptor
+    manifest: Manifest
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +158,5 @@ __all__ = [
     "MapNamesContext",
     "RolloutTarget",
     "StreamContext",
+    "TrainerLifecycleContext",
 ]

@@ -34,6 +34,12 @@ class WorkerEngine(Protocol):
     def released(self) -> Sequence[str]:
         """Memory that the engine has let go and not taken back (`weights`, `kv_cache`); empty if none."""
 
+    def why_not_whole(self) -> str:
+        """Why the weights are no whole version, for a reason of the engine's own (sleep); "" if they are.
+
+        What the agent itself has begun to write it knows without this.
+        """
+
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """Problems that only the worker can see, found without writing anything."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightlane.errors import PluginError
 from weightlane.hook_errors import GuardedStream, HookSite, blamed_on
 from weightlane.notices import warn_once
+from weightlane.program import TrainerLifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         LaunchPlan,
         MapNamesContext,
         StreamContext,
+        TrainerLifecycleContext,
     )
     from weightlane.endpoint import EngineEndpoint
     from weightlane.engine_agent import WorkerEngine
@@ -110,6 +112,20 @@ class HookCalls:
         """`weightlane_plan_lifecycle` of the chosen backend."""
         lifecycle: Lifecycle = self._call(selected, "weightlane_plan_lifecycle", context)
         return lifecycle
+
+    def call_plan_trainer_lifecycle(
+        self, selected: Selected, context: TrainerLifecycleContext
+    ) -> TrainerLifecycle:
+        """`weightlane_plan_lifecycle` of the chosen trainer backend."""
+        hook = "weightlane_plan_lifecycle"
+        answer = self._call(selected, hook, context)
+        if not isinstance(answer, TrainerLifecycle):
+            raise _site(selected, hook).error(
+                f"gave a {type(answer).__name__}.",
+                "A trainer backend's share of the schedule is a TrainerLifecycle.",
+                f"Upgrade {selected.distribution}, or pin another backend.",
+            )
+        return answer
 
     def call_describe_export(self, selected: Selected, context: ExportContext) -> RankManifest:
         """`weightlane_describe_export` of the chosen backend."""

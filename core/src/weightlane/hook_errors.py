@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightlane.errors import HookError, WeightlaneError
+from weightlane.stream import MovesMemory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,6 +87,25 @@ class GuardedStream:
             self.collective = stream.collective
             self.owns_storage = stream.owns_storage
             self.device = stream.device
+
+    def onload(self) -> None:
+        """The plugin's `onload`."""
+        with blamed_on(self._site):
+            self._moves_memory("onload").onload()
+
+    def offload(self) -> None:
+        """The plugin's `offload`."""
+        with blamed_on(self._site):
+            self._moves_memory("offload").offload()
+
+    def _moves_memory(self, name: str) -> MovesMemory:
+        if not isinstance(self._stream, MovesMemory):
+            raise self._site.error(
+                f"gave a stream without {name}().",
+                f"The backend's lifecycle plans to {name}, and its streams have to do it.",
+                f"Report it to the authors of {self._site.distribution}.",
+            )
+        return self._stream
 
     def __iter__(self) -> Iterator[Sequence[tuple[int, Tensor]]]:
         """The plugin's buckets."""

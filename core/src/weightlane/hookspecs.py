@@ -37,13 +37,14 @@ if TYPE_CHECKING:
         LaunchPlan,
         MapNamesContext,
         StreamContext,
+        TrainerLifecycleContext,
     )
     from weightlane.endpoint import EngineEndpoint
     from weightlane.engine_agent import WorkerEngine
     from weightlane.events import SyncEvent
     from weightlane.facts import EngineFacts
     from weightlane.manifest import RankManifest
-    from weightlane.program import Lifecycle, Program
+    from weightlane.program import Lifecycle, Program, TrainerLifecycle
     from weightlane.receiver import NameEntry
     from weightlane.stream import ExportStream
     from weightlane.types import BackendDescriptor
@@ -115,8 +116,15 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 
 
 @_hookspec
-def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
-    """What to pause, flush, publish and resume around the move. Pure."""
+def weightlane_plan_lifecycle(
+    context: BuildRequestsContext | TrainerLifecycleContext,
+) -> Lifecycle | TrainerLifecycle:
+    """What to load, pause, release, resume, flush and offload around the move. Pure.
+
+    Called for both backends. A rollout backend gets a `BuildRequestsContext`, once per replica, and gives a
+    `Lifecycle`; a trainer backend gets a `TrainerLifecycleContext`, once, and gives a `TrainerLifecycle`. One
+    that loads and offloads nothing says so with an empty one. `weightlane.schedule` merges them.
+    """
     raise NotImplementedError
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from weightlane.agreement import put_outcome
 from weightlane.connecting import connect, rollout, trainer
 from weightlane.control import CONTROLLER
-from weightlane.errors import SyncError
+from weightlane.errors import SyncError, WeightlaneError
 from weightlane.events import EventSource
+from weightlane.lane_messages import Go
 from weightlane.lane_state import LaneRecord
 from weightlane.sync_run import SyncRun
 from weightlane.types import Mode
@@ -59,6 +61,7 @@ class Lane:
         self._run: SyncRun | None = None
         self._calling = threading.Lock()
         self._closed = False
+        self._sleeps = 0
 
     # -- what it is ---------------------------------------------------------------------------------------
 
@@ -87,7 +90,9 @@ class Lane:
                 return known
             return replace(
                 known,
+                servable=False if session.released or session.weights_lost else known.servable,
                 paused=session.paused,
+                released=session.released,
                 last_error=known.missing or session.last_error,
             )
 
@@ -134,6 +139,23 @@ class Lane:
         """Publishes the staged version on every replica and lets generation go on."""
         with self._alone("commit"):
             self._commit()
+
+    def sleep(self) -> None:
+        """Has every replica let go of the memory named in `connect(release=...)`, until a sync or `wake`.
+
+        Every rank calls it. Generation is refused meanwhile. With `weights` in it nothing is served until the
+        next sync is published, which takes the memory back itself, in the order that the plan's schedule has.
+        """
+        with self._alone("sleep"):
+            self._in_sleep("sleep")
+
+    def wake(self) -> None:
+        """Takes back, on every replica, the memory that was released and no other. Every rank calls it.
+
+        Where weights were among it they are lost, and the replica stays as it is until a sync is published.
+        """
+        with self._alone("wake"):
+            self._in_sleep("wake")
 
     def interrupt(self, why: str) -> bool:
         """Has the sync that runs now in another thread fail on all ranks with SyncCancelledError.
@@ -215,6 +237,31 @@ class Lane:
             raise self._failed(run, error) from error
         self._record.has_published(report)
         self._events.tell("published", report.version, nbytes=report.nbytes, seconds=report.seconds)
+
+    def _in_sleep(self, step: Literal["sleep", "wake"]) -> None:
+        """One verdict for all ranks; a replica that fails keeps none of the others from being asked."""
+        self._require_open()
+        self._sleeps += 1
+        key = f"sleep/{self._sleeps}"
+        if self._channel.rank == CONTROLLER:
+            put_outcome(self._channel, key, lambda: self._each_replica(step))
+            self._channel.forget(f"sleep/{self._sleeps - 2}")
+        seconds = self._bounds.finish * (len(self._members.plan.replicas) + 1)
+        self._channel.get(key, Go, seconds=seconds, awaited=(CONTROLLER,))
+
+    def _each_replica(self, step: Literal["sleep", "wake"]) -> Go:
+        failures: list[WeightlaneError] = []
+        for session in self._members.sessions:
+            try:
+                if step == "sleep":
+                    session.sleep(self.published_version or 0)
+                else:
+                    session.wake(self.published_version or 0)
+            except WeightlaneError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return Go()
 
     def _failed(self, run: SyncRun, error: BaseException) -> BaseException:
         """The error to raise; whatever happens meanwhile, the record says that the sync failed."""

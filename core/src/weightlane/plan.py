@@ -8,9 +8,10 @@ import xxhash
 from weightlane.buckets import BucketLayout
 from weightlane.manifest import Manifest
 from weightlane.messages import ReceivePlan, WireTensor
-from weightlane.program import AgentMove, Program
+from weightlane.program import AgentMove, Program, TrainerLifecycle
 from weightlane.receiver import NameEntry
-from weightlane.types import Coverage, MissingPolicy, Mode, Phase, TransportName, VerifyLevel
+from weightlane.schedule import Schedule, make_schedule
+from weightlane.types import Coverage, MemoryTag, MissingPolicy, Mode, Phase, TransportName, VerifyLevel
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +56,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buckets: tuple[BucketLayout, ...]
     replicas: tuple[ReplicaPlan, ...]
     missing_replicas: MissingPolicy = "fail"
+    release: tuple[MemoryTag, ...] = ()
+    trainer_lifecycle: TrainerLifecycle = TrainerLifecycle()
 
     def digest(self) -> str:
         """Sixteen hex digits; sender and receiver compare them before each sync.
@@ -82,6 +85,11 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Ranks that send; all others only drain."""
         return tuple(sorted({peer for replica in self.replicas for peer in replica.peers}))
 
+    @property
+    def schedule(self) -> Schedule:
+        """Every step of one sync, of both sides, in the order in which the lane takes them."""
+        return make_schedule([replica.program for replica in self.replicas], self.trainer_lifecycle)
+
     def receive_plan(self, replica: int, ring: dict[int, str]) -> ReceivePlan:
         """What the workers of one replica need; `ring` maps worker to ring path (transport `shm`)."""
         chosen = self.replicas[replica]
@@ -102,7 +110,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"lane {self.lane}: {self.mode.value} from {self.trainer_backend} on {self.world_size} "
             f"rank{_s(self.world_size)}, {len(self.tensors)} tensors, {self.nbytes / 1e6:.1f} MB in "
             f"{len(self.buckets)} bucket{_s(len(self.buckets))}, verify {self.verify}, "
-            f"missing replicas: {self.missing_replicas}"
+            f"missing replicas: {self.missing_replicas}, "
+            f"memory released: {', '.join(self.release) or 'none'}"
         )
         lines = [head]
         for replica in self.replicas:
@@ -114,6 +123,9 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lines.extend(f"    evidence: {line}" for line in replica.evidence)
             lines.append(f"    transport {replica.transport.value}: {feeds}; coverage {replica.coverage}")
             lines.extend(f"    note: {line}" for line in replica.notes + replica.program.notes)
+        lines.append("  schedule of a sync:")
+        lines.extend(f"    {line}" for line in str(self.schedule).splitlines())
+        lines.extend(f"  trainer note: {line}" for line in self.trainer_lifecycle.notes)
         lines.extend(f"  dropped {entry.canonical}: {entry.dropped}" for entry in self.dropped)
         return "\n".join(lines)
 

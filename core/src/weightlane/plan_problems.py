@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weightlane.planning import OpenReplica
     from weightlane.program import Program
     from weightlane.receiver import ExpectedTensor, NameEntry
+    from weightlane.types import MemoryTag
 
 
 def duplicate_names(tensors: Sequence[WireTensor]) -> list[Problem]:
@@ -113,4 +114,20 @@ def frame_problems(
         )
         for layout in buckets
         if layout.entries and layout.nbytes + _FRAME_OVERHEAD > MAX_FRAME_BYTES
+    ]
+
+
+def memory_problems(program: Program, release: Sequence[MemoryTag], replica: OpenReplica) -> list[Problem]:
+    """Memory that the lane is to let go and that this backend plans no calls for, or plans twice."""
+    planned = [item.tag for item in program.memory]
+    return [
+        Problem(
+            "release",
+            tag,
+            f"backend {replica.selected.origin} plans {planned.count(tag)} pairs of calls to release and "
+            f"resume it at {replica.endpoint.address}; {int(tag in release)} is asked for",
+            "Leave it out of release=, or choose another engine.",
+        )
+        for tag in dict.fromkeys((*release, *planned))
+        if planned.count(tag) != int(tag in release)
     ]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from weightlane.buckets import lay_out_buckets
-from weightlane.contexts import BuildRequestsContext, EndpointContext, MapNamesContext
+from weightlane.contexts import (
+    BuildRequestsContext,
+    EndpointContext,
+    MapNamesContext,
+    TrainerLifecycleContext,
+)
 from weightlane.errors import PlanError, Problem, near_names
 from weightlane.manifest import Manifest, RankManifest, merge_rank_manifests
 from weightlane.peers import choose_transport, form_peers
@@ -17,6 +22,7 @@ from weightlane.plan_problems import (
     dtype_problems,
     duplicate_names,
     frame_problems,
+    memory_problems,
     tie_problems,
 )
 from weightlane.program import with_lifecycle
@@ -24,15 +30,15 @@ from weightlane.selection import select
 from weightlane.types import Capability, Mode, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from weightlane.contexts import RolloutTarget
     from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
-    from weightlane.program import Program
+    from weightlane.program import Program, TrainerLifecycle
     from weightlane.receiver import NameEntry, WorkerDescription
     from weightlane.registry import Registry, Selected
-    from weightlane.types import MissingPolicy, TransportName, VerifyLevel
+    from weightlane.types import MemoryTag, MissingPolicy, TransportName, VerifyLevel
 
 MODE_PHASES: dict[Mode, Phase] = {
     Mode.FULL: Phase.FULL,
@@ -65,6 +71,8 @@ class PlanRequest:
     pins: tuple[str | None, ...]
     open_seconds: float
     missing_replicas: MissingPolicy = "fail"
+    release: tuple[MemoryTag, ...] = ()
+    trainer_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +157,14 @@ def make_plan(
             buckets=buckets,
             workers=replica.workers,
             verify=request.verify,
+            release=request.release,
         )
         program = with_lifecycle(
             registry.call_build_requests(replica.selected, context),
             registry.call_plan_lifecycle(replica.selected, context),
         )
         problems += frame_problems(program, buckets, tensors)
+        problems += memory_problems(program, request.release, replica)
         first = sum(len(plan.peers) for plan in plans)
         plans.append(_replica_plan(replica, transport, program, len(parts), first))
     if problems:
@@ -172,7 +182,17 @@ def make_plan(
         buckets=buckets,
         replicas=tuple(plans),
         missing_replicas=request.missing_replicas,
+        release=request.release,
+        trainer_lifecycle=_trainer_lifecycle(registry, request, manifest),
     )
+
+
+def _trainer_lifecycle(registry: Registry, request: PlanRequest, manifest: Manifest) -> TrainerLifecycle:
+    selected = registry.backend_named(request.trainer_backend)
+    if selected is None:
+        raise AssertionError("rank 0 has described its export with this very backend")
+    context = TrainerLifecycleContext(selected.descriptor, manifest, request.trainer_options)
+    return registry.call_plan_trainer_lifecycle(selected, context)
 
 
 def _map_replica(

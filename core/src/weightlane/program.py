@@ -1,9 +1,9 @@
 """The program of one sync: steps made at plan time, replayed at every sync.
 
-Five phases, each known before the first byte moves: `pause` holds generation back, `move` carries the
-buckets, `settle` runs after the last bucket (a cache flush), `publish` makes the new version visible once
-every replica has verified, `resume` lets generation go on. A failure runs `resume` only where the receiver
-is known to be intact.
+Each known before the first byte moves: `pause` holds generation back, `memory` is let go and taken back,
+`move` carries the buckets, `settle` runs after the last bucket (a cache flush), `publish` makes the new
+version visible once every replica has verified, `resume` lets generation go on. A failure runs `resume` only
+where the receiver is known to be intact. The order, with the trainer's share, is in `weightlane.schedule`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 import msgspec
+
+from weightlane.types import MemoryTag
 
 
 class EngineCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,6 +26,14 @@ class EngineCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body: str = "{}"
     version_field: str = ""
     timeout_seconds: float = 60.0
+
+
+class MemoryCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How memory of one tag is let go and taken back: always both, so that the two are symmetric."""
+
+    tag: MemoryTag
+    release: EngineCall
+    resume: EngineCall
 
 
 class AgentMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="agent"):
@@ -60,15 +70,32 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     publish: tuple[EngineCall, ...] = ()
     resume: tuple[EngineCall, ...] = ()
     notes: tuple[str, ...] = ()
+    memory: tuple[MemoryCalls, ...] = ()
 
 
 class Lifecycle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `weightlane_plan_lifecycle` gives: calls around the move, merged into the program."""
+    """What `weightlane_plan_lifecycle` of a rollout backend gives: calls around the move.
+
+    `memory` has an entry for each tag of `context.release`; a tag that is left out is a problem of the plan.
+    """
 
     pause: tuple[EngineCall, ...] = ()
     settle: tuple[EngineCall, ...] = ()
     publish: tuple[EngineCall, ...] = ()
     resume: tuple[EngineCall, ...] = ()
+    notes: tuple[str, ...] = ()
+    memory: tuple[MemoryCalls, ...] = ()
+
+
+class TrainerLifecycle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `weightlane_plan_lifecycle` of a trainer backend gives: what its streams do around the move.
+
+    `onload` and `offload` say it in words; "" means that there is nothing to do. Where they are given, the
+    backend's export stream has methods of these names (see `weightlane.stream.MovesMemory`).
+    """
+
+    onload: str = ""
+    offload: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -81,4 +108,5 @@ def with_lifecycle(program: Program, lifecycle: Lifecycle) -> Program:
         publish=program.publish + lifecycle.publish,
         resume=program.resume + lifecycle.resume,
         notes=program.notes + lifecycle.notes,
+        memory=program.memory + lifecycle.memory,
     )

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from weightlane.agent_calls import call_agents
-from weightlane.errors import SyncTimeoutError, WeightlaneError
+from weightlane.errors import SyncError, WeightlaneError
 from weightlane.messages import (
     AgentRequest,
     Attach,
@@ -20,9 +20,10 @@ from weightlane.messages import (
     Receive,
     ReceiveReport,
 )
+from weightlane.receive_call import ReceiveCall
 from weightlane.residency import ReplicaResidency
+from weightlane.schedule import calls_of
 from weightlane.types import TransportName
-from weightlane.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from weightlane.bounds import Bounds
     from weightlane.endpoint import EngineEndpoint
     from weightlane.plan import LanePlan
-    from weightlane.program import EngineCall
+    from weightlane.program import EngineCall, MemoryCalls
+    from weightlane.schedule import StepKind
+    from weightlane.types import MemoryTag
 
 _CLEANUP_SECONDS = 5.0
 _T = TypeVar("_T")
@@ -53,9 +56,11 @@ class ReplicaSession:
         self.last_error = ""
         self.endpoint = endpoint
         self._bounds = bounds
-        self._receiving: _ReceiveCall | None = None
+        self._receiving: ReceiveCall | None = None
         self._paused = False
         self._dirty = False
+        self._released: set[MemoryTag] = set()
+        self.weights_lost = False
 
     @property
     def address(self) -> str:
@@ -78,6 +83,64 @@ class ReplicaSession:
             workers = self.endpoint.residency(self._replica.backend, self._plan.lane, seconds)
         return ReplicaResidency(self.number, self.address, tuple(workers))
 
+    @property
+    def released(self) -> tuple[MemoryTag, ...]:
+        """Memory that this session has let go and not taken back."""
+        return tuple(item.tag for item in self._replica.program.memory if item.tag in self._released)
+
+    def adopt(self, residency: ReplicaResidency) -> None:
+        """Takes the engine's word for what is released: whoever let it go, the lane takes it back.
+
+        Raises:
+            SyncError: something is released that the lane was not asked to manage.
+        """
+        if not self.has_agent:
+            return
+        told = {tag for worker in residency.workers for tag in worker.released}
+        managed: dict[str, MemoryTag] = {item.tag: item.tag for item in self._replica.program.memory}
+        foreign = sorted(told - managed.keys())
+        if foreign:
+            raise SyncError(
+                f"{self.address} sleeps: it has released {', '.join(foreign)}.",
+                f"The lane was connected to manage {', '.join(managed) or 'no memory'}, and never resumes "
+                "what it was not asked to.",
+                "Wake the engine before the sync, or name that memory in connect(release=...).",
+            )
+        self._released = {managed[tag] for tag in told}
+        if "weights" in told:
+            self._dirty = self.weights_lost = True
+
+    def sleep(self, version: int) -> None:
+        """Holds generation back and lets go of all memory that the lane manages and still has."""
+        self.take_step("pause", version)
+        for item in self._replica.program.memory:
+            self._release(item, version)
+
+    def wake(self, version: int) -> None:
+        """Takes back what was released; generation goes on where the weights are still whole."""
+        self.take_step("resume-weights", version)
+        self.take_step("resume-memory", version)
+        self._resume_if_clean(version)
+
+    def take_step(self, kind: StepKind, version: int) -> None:
+        """One kind of step of the schedule before or after the move, as far as this replica has it."""
+        memory = self._replica.program.memory
+        if kind == "pause":
+            if self._replica.program.pause and not self._paused:
+                # Before the calls: one that fails half-way must be resumed as well.
+                self._paused = True
+                self._run(self._replica.program.pause, version)
+        elif kind == "release":
+            for item in memory:
+                if item.tag != "weights":  # released for a sync, they would be taken back at once
+                    self._release(item, version)
+        elif kind in ("resume-weights", "resume-memory"):
+            for item in reversed(memory):
+                if (item.tag == "weights") == (kind == "resume-weights"):
+                    self._take_back(item, version)
+        else:
+            self._run(calls_of(self._replica.program, kind), version)
+
     def attach(self, ring: dict[int, str]) -> None:
         """Gives every worker the plan; each checks it against what it holds and refuses before any write."""
         if self.has_agent:
@@ -85,12 +148,8 @@ class ReplicaSession:
             self._call(request, Done, self._bounds.connect)
 
     def begin(self, sync: int, version: int, on_failure: Callable[[BaseException], None]) -> None:
-        """Pauses the engine as planned and, over a ring, starts the long receive call in a thread."""
+        """Over a ring, starts the long receive call in a thread; the steps before the move are taken."""
         self._receiving = None
-        if self._replica.program.pause and not self._paused:
-            # Before the calls: one that fails half-way must be resumed as well.
-            self._paused = True
-            self._run(self._replica.program.pause, version)
         if self._replica.transport is TransportName.SHM:
             request = Receive(
                 lane=self._plan.lane,
@@ -103,7 +162,7 @@ class ReplicaSession:
             )
             # The call lasts a whole sync; liveness of both sides ends it long before this bound does.
             seconds = self._bounds.whole_sync(len(self._plan.buckets), 1)
-            self._receiving = _ReceiveCall(lambda: self._call(request, ReceiveReport, seconds), on_failure)
+            self._receiving = ReceiveCall(lambda: self._call(request, ReceiveReport, seconds), on_failure)
 
     def reports(self, sync: int, check: Callable[[], None]) -> list[ReceiveReport]:
         """Every worker's report; empty where no agent runs."""
@@ -113,16 +172,12 @@ class ReplicaSession:
             return self._call(FinishInline(self._plan.lane, sync), ReceiveReport, self._bounds.finish)
         return self._receiving.result(self._bounds.finish, check, self.address)
 
-    def settle(self, version: int) -> None:
-        """Runs the engine calls that belong after the last bucket."""
-        self._run(self._replica.program.settle, version)
-
     def publish(self, sync: int, version: int) -> None:
         """Makes the version the one that is served."""
         if self.has_agent:
             self._call(Publish(self._plan.lane, sync, version), Done, self._bounds.finish)
         self._run(self._replica.program.publish, version)
-        self._dirty = False
+        self._dirty = self.weights_lost = False
         self.last_error = ""
 
     def resume(self, version: int) -> None:
@@ -151,9 +206,11 @@ class ReplicaSession:
                 self._call(Cancel(self._plan.lane, sync, cause), Done, _CLEANUP_SECONDS)
 
     def _resume_if_clean(self, version: int) -> None:
-        if self._paused and not self._dirty:
-            with contextlib.suppress(WeightlaneError):
-                self.resume(version)
+        if self._dirty:
+            return
+        with contextlib.suppress(WeightlaneError):
+            self.take_step("resume-memory", version)
+            self.resume(version)
 
     def close(self) -> None:
         """Detaches from the workers and lets go of the endpoint."""
@@ -163,6 +220,20 @@ class ReplicaSession:
             with contextlib.suppress(WeightlaneError):
                 self._call(Detach(self._plan.lane), Done, _CLEANUP_SECONDS)
         self.endpoint.close()
+
+    def _release(self, item: MemoryCalls, version: int) -> None:
+        if item.tag in self._released:
+            return
+        # Before the call: what may be released is taken back, and weights that may be lost are not served.
+        self._released.add(item.tag)
+        if item.tag == "weights":
+            self._dirty = self.weights_lost = True
+        self._run((item.release,), version)
+
+    def _take_back(self, item: MemoryCalls, version: int) -> None:
+        if item.tag in self._released:
+            self._run((item.resume,), version)
+            self._released.discard(item.tag)
 
     def _run(self, calls: Sequence[EngineCall], version: int) -> None:
         with self._noting_errors():
@@ -184,6 +255,13 @@ class ReplicaSession:
             raise
 
 
+def take_steps(kinds: Sequence[StepKind], sessions: Sequence[ReplicaSession], version: int) -> None:
+    """Each kind of step on every replica before the next kind on any, as the schedule has it."""
+    for kind in kinds:
+        for session in sessions:
+            session.take_step(kind, version)
+
+
 def cancel_all(
     sessions: Sequence[ReplicaSession], sync: int, version: int, cause: str, seconds: float
 ) -> None:
@@ -197,41 +275,3 @@ def cancel_all(
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-
-
-class _ReceiveCall:
-    """The long call, in a thread, beside the gather on the ranks."""
-
-    def __init__(
-        self, call: Callable[[], list[ReceiveReport]], on_failure: Callable[[BaseException], None]
-    ) -> None:
-        self._reports: list[ReceiveReport] = []
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-
-        def run() -> None:
-            try:
-                self._reports = call()
-            except BaseException as error:  # noqa: BLE001 - it belongs to the main thread
-                self._error = error
-                on_failure(error)
-            finally:
-                self._done.set()
-
-        threading.Thread(target=run, name="weightlane-receive", daemon=True).start()
-
-    def ended(self, seconds: float) -> bool:
-        """Whether the call ends within `seconds`."""
-        return self._done.wait(seconds)
-
-    def result(self, seconds: float, check: Callable[[], None], address: str) -> list[ReceiveReport]:
-        """The reports, or the call's own error."""
-        if not wait_until(self._done.is_set, seconds=seconds, check=check):
-            raise SyncTimeoutError(
-                f"{address} has not reported within {seconds:g} s of the last bucket.",
-                "Its loader or post-processing still runs, or hangs.",
-                "Raise Bounds.finish if it is that slow.",
-            )
-        if self._error is not None:
-            raise self._error
-        return self._reports

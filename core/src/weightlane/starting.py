@@ -14,6 +14,8 @@ from weightlane.errors import EngineDeadError, SyncError, SyncTimeoutError, Weig
 from weightlane.lane_messages import Go, MissingReplica, Ready, RingPlace, SyncGo, SyncStart
 from weightlane.membership import close_rings, open_rings
 from weightlane.rejoin import plan_with, rejoining
+from weightlane.replica_session import take_steps
+from weightlane.schedule import BEFORE_MOVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +66,7 @@ class StartProcedure:
         self._abort = abort
         self._opened: list[OpenReplica] = []
         self._rings: list[ShmSink] = []
+        self._answers: dict[int, ReplicaResidency] = {}
 
     def run(self, ready: Callable[[], None]) -> SyncGo:
         """Returns when this rank may iterate its export; `ready` is what it must be able to do first.
@@ -101,6 +104,7 @@ class StartProcedure:
         )
         self._require_agreement(starts)
         answers = self._members.ask(self._bounds.start)
+        self._answers = {answer.replica: answer for answer in answers if answer.error is None}
         missing = self._missing(answers)
         numbers = {item.replica for item in missing}
         back = [
@@ -157,8 +161,12 @@ class StartProcedure:
         return not same_rings or not answer.is_as_planned(plan.replicas[number], plan.digest())
 
     def _begin(self, go: SyncGo) -> Go:
-        """Pauses the engines and, over rings, starts the long receive calls."""
+        """Takes every replica's steps before the move and, over rings, starts the long receive calls."""
         sessions = self._members.taking_part({item.replica for item in go.missing})
+        for session in sessions:
+            if session.number in self._answers:
+                session.adopt(self._answers[session.number])
+        take_steps(BEFORE_MOVE, sessions, self._version)
         for session in sessions:
             session.begin(self._sync, self._version, lambda error: self._channel.abort(self._abort, error))
         self._channel.check_abort(self._abort)

@@ -1,8 +1,8 @@
-"""The export stream: planned buckets of canonical tensors, and how long each tensor stays valid."""
+"""The export stream: planned buckets of canonical tensors, how long each is valid, what is loaded for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,3 +40,20 @@ class ExportStream(Protocol):
         traceback: TracebackType | None,
     ) -> None:
         """Restores the model; called once, also after an exception."""
+
+
+@runtime_checkable
+class MovesMemory(Protocol):
+    """A stream of a backend whose `TrainerLifecycle` loads or offloads; called inside the stream's context.
+
+    No collective: a rank whose `onload` fails is known to all before the first bucket is asked for.
+    """
+
+    def onload(self) -> None:
+        """Brings what the export needs to where it is needed; every engine has paused and made room."""
+
+    def offload(self) -> None:
+        """Undoes `onload`, after the last bucket and before any engine takes memory back.
+
+        Called once for each `onload` that was begun, also when it, or the move, failed.
+        """

@@ -6,23 +6,27 @@ staged, that it is committed. A rank that is interrupted or fails tells the cont
 
 from __future__ import annotations
 
-import contextlib
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from weightlane.agreement import put_outcome
 from weightlane.control import CONTROLLER
-from weightlane.errors import ControlLostError, SyncCancelledError, SyncError, WeightlaneError
-from weightlane.failures import failure_of
-from weightlane.lane_messages import Committed, RankMoved, SyncGo, SyncReport
+from weightlane.errors import SyncCancelledError, SyncError, WeightlaneError
+from weightlane.lane_messages import Committed, Go, RankMoved, SyncGo, SyncReport
 from weightlane.moving import move_buckets
-from weightlane.replica_session import cancel_all
-from weightlane.starting import RANK_STEPS, STEPS, StartProcedure
+from weightlane.replica_session import cancel_all, take_steps
+from weightlane.schedule import AFTER_MOVE
+from weightlane.starting import StartProcedure
 from weightlane.sync_failure import SyncProgress, diagnosed, first_cause, partly_published, with_consequence
+from weightlane.sync_verdicts import SyncVerdicts
+from weightlane.trainer_memory import loaded
 from weightlane.transports.sink import SinkBounds
 from weightlane.verify import verify_ranks, verify_replica
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
     from weightlane.events import EventSource
@@ -31,8 +35,6 @@ if TYPE_CHECKING:
     from weightlane.stream import ExportStream
 
 _CANCEL_SECONDS = 15.0
-_VERDICT_SECONDS = 2.0
-_T = TypeVar("_T")
 
 
 class SyncRun:
@@ -66,10 +68,13 @@ class SyncRun:
         self.progress: SyncProgress = "starting"
         self.go = SyncGo()
         self.published: list[int] = []
-        self._decided: set[str] = set()
+        self._decided = False
         self._abort_name = f"sync-{sync}"
         plan = members.plan
         self._patience = bounds.whole_sync(len(plan.buckets), len(plan.replicas))
+        self._verdicts = SyncVerdicts(
+            channel, sync, abort=self._abort_name, patience=self._patience, grace=bounds.lost_after
+        )
 
     # -- the two halves -------------------------------------------------------------------------------------
 
@@ -77,30 +82,35 @@ class SyncRun:
         """Moves and verifies; `before` is what was last published, for the stale alarm."""
         started = time.monotonic()
         if self._is_controller:
-            self._forget(self.sync - 2)
+            self._verdicts.forget_before()
         with ExitStack() as export:
             stream = self._start(export)
             self.progress = "moving"
-            moved = self._move(stream)
+            with loaded(stream, self._members.plan.trainer_lifecycle, self._agree_loaded):
+                moved = self._move(stream)
         self._channel.put(f"sync/{self.sync}/moved/{self._rank}", moved)
         if self._is_controller:
-            self._decide("staged", self._verified(before, started))
-        return self._verdict("staged", SyncReport)
+            self._verdicts.put("staged", self._verified(before, started))
+        report = self._verdicts.get("staged", SyncReport)
+        self._decided = True
+        return report
 
     def commit(self) -> None:
         """Publishes on every replica that took part, then lets generation go on."""
         self.progress = "committing"
+        # A name of its own: an abort of the stage that came too late is none of the commit.
+        self._abort_name = self._verdicts.abort = f"commit-{self.sync}"
         if self._is_controller:
             self._publish()
-            self._decide("committed", Committed(self.version))
-        self._verdict("committed", Committed)
+            self._verdicts.put("committed", Committed(self.version))
+        self._verdicts.get("committed", Committed)
 
     def interrupt(self, why: str) -> bool:
         """Has this sync fail on all ranks, if it is not staged yet; may be called from another thread.
 
         False where it is too late: a staged version is committed or left to the caller, never torn.
         """
-        if self.progress == "committing" or "staged" in self._decided:
+        if self._decided or self._verdicts.given("staged"):
             return False
         self._channel.abort(
             self._abort_name,
@@ -169,6 +179,19 @@ class SyncRun:
             seconds=time.monotonic() - started,
         )
 
+    def _agree_loaded(self, load: Callable[[], Go]) -> None:
+        """No rank asks for a bucket before every rank has loaded what it exports."""
+        put_outcome(self._channel, f"sync/{self.sync}/onload/{self._rank}", load)
+        if self._is_controller:
+
+            def all_loaded() -> Go:
+                name = f"sync/{self.sync}/onload"
+                self._channel.gather(name, Go, seconds=self._bounds.start, abort=self._abort_name)
+                return Go()
+
+            put_outcome(self._channel, f"sync/{self.sync}/loaded", all_loaded)
+        self._verdicts.get("loaded", Go)
+
     def _verified(self, before: SyncReport | None, started: float) -> SyncReport:
         """Every worker's report of every replica, compared; what follows the move runs after that."""
         plan = self._members.plan
@@ -185,8 +208,7 @@ class SyncRun:
             )
             told = f"{replica.address}: {reports[-1].verified}"
             self._events.tell("replica-reported", self.version, detail=told)
-        for session in self._sessions:
-            session.settle(self.version)
+        take_steps(AFTER_MOVE, self._sessions, self.version)
         self._channel.check_abort(self._abort_name)
         return SyncReport(
             lane=plan.lane,
@@ -233,13 +255,7 @@ class SyncRun:
 
     def _end(self, cause: str, error: BaseException) -> None:
         if self._is_controller:
-            # Whoever waits for a verdict of this sync gets this one.
-            with contextlib.suppress(ControlLostError):
-                for step in ("staged", "committed"):
-                    if step not in self._decided:
-                        self._channel.put(
-                            f"sync/{self.sync}/{step}", failure_of(error, origin=f"rank {self._rank}")
-                        )
+            self._verdicts.refuse(error)
         self._members.mover.abort(cause, sync=self.sync)
         cancel_all(self._sessions, self.sync, self.version, cause, _CANCEL_SECONDS)
 
@@ -264,42 +280,3 @@ class SyncRun:
     @property
     def _sessions(self) -> tuple[ReplicaSession, ...]:
         return self._members.taking_part(self._missing)
-
-    def _decide(self, step: str, verdict: SyncReport | Committed) -> None:
-        self._decided.add(step)
-        self._channel.put(f"sync/{self.sync}/{step}", verdict)
-
-    def _verdict(self, step: str, kind: type[_T]) -> _T:
-        """The controller's word, which may take as long as all that the controller waits for.
-
-        An abort ends the wait, unless the verdict had been given before: then the verdict counts, so that no
-        rank takes for failed what the others take for done.
-        """
-        key = f"sync/{self.sync}/{step}"
-        try:
-            return self._channel.get(
-                key, kind, seconds=self._patience, awaited=(CONTROLLER,), abort=self._abort_name
-            )
-        except ControlLostError:
-            raise
-        except WeightlaneError as cause:
-            if self._is_controller:
-                raise
-            return self._verdict_after(key, kind, cause)
-
-    def _verdict_after(self, key: str, kind: type[_T], cause: WeightlaneError) -> _T:
-        seconds = self._bounds.lost_after + _VERDICT_SECONDS
-        try:
-            return self._channel.get(key, kind, seconds=seconds, awaited=(CONTROLLER,))
-        except WeightlaneError as verdict:
-            raise cause from verdict
-
-    def _forget(self, sync: int) -> None:
-        if sync > 0:
-            ranks = range(self._channel.world_size)
-            self._channel.forget(
-                *(f"sync/{sync}/{step}" for step in (*STEPS, "staged", "committed")),
-                *(f"sync/{sync}/{step}/{rank}" for step in (*RANK_STEPS, "moved") for rank in ranks),
-                f"abort/sync-{sync}",
-                f"abort/sync-{sync}/first",
-            )

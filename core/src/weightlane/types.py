@@ -26,6 +26,11 @@ MissingPolicy: TypeAlias = Literal["fail", "skip"]
 """What a sync does while a replica does not answer: fail and leave all others as they are, or go on without
 it until it is back."""
 
+MemoryTag: TypeAlias = Literal["weights", "kv_cache"]
+"""Memory that a rollout engine can let go of while it does not generate."""
+
+MEMORY_TAGS: tuple[MemoryTag, ...] = ("weights", "kv_cache")
+
 CORE_API_VERSION = (0, 1)
 """A plugin works with this core when its major is equal and its minor is not larger."""
 

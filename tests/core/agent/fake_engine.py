@@ -63,6 +63,9 @@ class FakeWorkerEngine:
     def released(self) -> Sequence[str]:
         return ()
 
+    def why_not_whole(self) -> str:
+        return ""
+
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         self._note("check_plan")
         return self.problems

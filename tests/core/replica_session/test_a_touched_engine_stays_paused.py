@@ -12,7 +12,8 @@ from weightlane.manifest import Manifest
 from weightlane.messages import WireTensor
 from weightlane.plan import LanePlan, ReplicaPlan
 from weightlane.program import EngineCall, Program, RequestMove
-from weightlane.replica_session import ReplicaSession, cancel_all
+from weightlane.replica_session import ReplicaSession, cancel_all, take_steps
+from weightlane.schedule import BEFORE_MOVE
 from weightlane.types import Mode, Phase, TransportName
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def nothing(_: BaseException) -> None:
 
 
 def begun(session: ReplicaSession, sync: int) -> None:
+    take_steps(BEFORE_MOVE, [session], sync)
     session.begin(sync, sync, nothing)
 
 

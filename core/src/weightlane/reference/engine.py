@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,9 +13,12 @@ from weightlane.errors import EngineError, NotServableError, SyncTimeoutError
 from weightlane.facts import EngineFacts
 from weightlane.front.desk import FrontDesk
 from weightlane.reference.generation import generate_tokens
+from weightlane.reference.sleep import TAGS, SleepingMemory
 from weightlane.reference.worker import ReferenceWorker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from weightlane.messages import Generate, Generations
 
 _FENCE_WAIT_SECONDS = 60.0
@@ -43,6 +47,7 @@ class ReferenceEngine:
         self._busy = threading.Lock()
         self._version: int | None = None
         self._writing: int | None = None
+        self.memory = SleepingMemory()
         self.worker = ReferenceWorker(self)
         self.desk = FrontDesk(self, origin=f"reference engine (process {os.getpid()})")
 
@@ -74,11 +79,19 @@ class ReferenceEngine:
         return [agent_of(self).handle(message)]
 
     def call(self, route: str, timeout_seconds: float) -> str:
-        """This engine has no calls of its own."""
-        del timeout_seconds
-        raise EngineError(
-            f"The reference engine has no call {route!r}.", "It has none at all.", "Leave it out of the plan."
-        )
+        """`release_<tag>` and `resume_<tag>`; waits `timeout_seconds` at most for a running generation."""
+        action, _, tag = route.partition("_")
+        if action == "release":
+            self.sleep((tag,), timeout_seconds=timeout_seconds)
+        elif action == "resume":
+            self.wake((tag,), timeout_seconds=timeout_seconds)
+        else:
+            raise EngineError(
+                f"The reference engine has no call {route!r}.",
+                f"It has release_ and resume_ of {', '.join(TAGS)}.",
+                "Leave it out of the plan.",
+            )
+        return f"released: {', '.join(self.memory.released) or 'nothing'}"
 
     def generate(self, request: Generate) -> Generations:
         """Continuations with log-probs; see `generate_tokens`.
@@ -87,6 +100,7 @@ class ReferenceEngine:
             NotServableError: a sync has begun and is not published, or has failed.
         """
         with self._busy:
+            self.memory.require_awake()
             if self._writing is not None:
                 raise NotServableError(
                     "The reference engine refuses to generate.",
@@ -99,27 +113,53 @@ class ReferenceEngine:
     def shutdown(self) -> None:
         """Nothing outlives the process."""
 
+    def sleep(self, tags: Sequence[str] = TAGS, *, timeout_seconds: float = _FENCE_WAIT_SECONDS) -> None:
+        """Lets go of `tags` (`weights`, `kv_cache`) and refuses to generate until all are taken back.
+
+        Released weights are gone: their memory is freed, and after `wake` a full sync has to write them.
+
+        Raises:
+            SyncTimeoutError: a generation still ran after `timeout_seconds`; nothing was released.
+            EngineError: an unknown tag, or one that is released already.
+        """
+        with self._alone(f"release of {', '.join(tags)}", timeout_seconds):
+            self.memory.release(tags, self.worker.synced_tensors())
+
+    def wake(self, tags: Sequence[str] = TAGS, *, timeout_seconds: float = _FENCE_WAIT_SECONDS) -> None:
+        """Takes `tags` back, which must be released. Weights come back as memory only, not as values.
+
+        Raises:
+            EngineError: an unknown tag, or one that is not released.
+        """
+        with self._alone(f"resume of {', '.join(tags)}", timeout_seconds):
+            self.memory.resume(tags)
+
     def fence(self, version: int) -> None:
         """Refuses generation until `unfence`, after the running one has ended.
 
         Raises:
             SyncTimeoutError: a generation still ran after a minute; nothing was fenced.
         """
-        if not self._busy.acquire(timeout=_FENCE_WAIT_SECONDS):
-            raise SyncTimeoutError(
-                f"Version {version} waited {_FENCE_WAIT_SECONDS:g} s for a running generation.",
-                "Weights are not written while the engine generates.",
-                "Sync between generations.",
-            )
-        try:
+        with self._alone(f"Version {version}", _FENCE_WAIT_SECONDS):
             self._writing = version
-        finally:
-            self._busy.release()
 
     def unfence(self, version: int) -> None:
         """Generates again, and stamps `version`."""
         with self._busy:
             self._version, self._writing = version, None
+
+    @contextmanager
+    def _alone(self, what: str, seconds: float) -> Iterator[None]:
+        if not self._busy.acquire(timeout=seconds):
+            raise SyncTimeoutError(
+                f"{what} waited {seconds:g} s for a running generation.",
+                "Weights are not written or released while the engine generates.",
+                "Sync between generations.",
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
 
 def load_model(folder: str, dtype: ComputeDtype) -> Any:

@@ -12,7 +12,7 @@ from weightlane.errors import EngineError, PlanError, Problem
 from weightlane.facts import EngineFacts
 from weightlane.hookspecs import hookimpl
 from weightlane.probes import always_viable
-from weightlane.program import AgentMove, Lifecycle, Program
+from weightlane.program import AgentMove, EngineCall, Lifecycle, MemoryCalls, Program
 from weightlane.receiver import NameEntry
 from weightlane.types import BackendDescriptor, Capability, TransportName
 
@@ -148,10 +148,13 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 
 @hookimpl
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
-    """Nothing to call: the front's gate follows the agent's own messages."""
-    del context
+    """No pause to call: the front's gate follows the agent's own messages. Memory as the lane asks."""
     return Lifecycle(
-        notes=("generation is held back from the first message of a sync until it is published",)
+        notes=("generation is held back from the first message of a sync until it is published",),
+        memory=tuple(
+            MemoryCalls(tag, EngineCall(f"release_{tag}"), EngineCall(f"resume_{tag}"))
+            for tag in context.release
+        ),
     )
 
 

@@ -77,8 +77,17 @@ class ReferenceWorker:
         return self._incarnation
 
     def released(self) -> Sequence[str]:
-        """Nothing is ever let go."""
-        return ()
+        """What sleeps."""
+        return self._engine.memory.released
+
+    def synced_tensors(self) -> list[Any]:
+        """The live tensors that a full sync writes; others, such as rotary tables, nobody would restore."""
+        live = self._live_tensors()
+        return [live[name] for name in self._live_names.values()]
+
+    def why_not_whole(self) -> str:
+        """Weights that were released are lost until a full sync has written them."""
+        return self._engine.memory.why_lost
 
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """Whatever cannot be written into the live model, by name and by shape."""
@@ -101,6 +110,12 @@ class ReferenceWorker:
 
     def begin(self, version: int) -> None:
         """Refuses generation from here until `publish`; waits for a running one."""
+        if "weights" in self._engine.memory.released:
+            raise SyncError(
+                f"Version {version} cannot be written into the reference engine: its weights are released.",
+                "It sleeps, and nobody has taken the memory back.",
+                'Wake it first, or connect with release=("weights", ...) so that the lane does.',
+            )
         self._written.clear()
         self._engine.fence(version)
 
@@ -149,6 +164,7 @@ class ReferenceWorker:
                 f"Version {version} is incomplete: {missing[0]} and {len(missing) - 1} more never came.",
                 "A full sync writes every tensor of the checkpoint.",
             )
+        self._engine.memory.rewritten()
 
     def publish(self, version: int) -> None:
         """Serves `version` from now on."""

@@ -10,12 +10,13 @@ from packaging.specifiers import SpecifierSet
 from weightlane.facts import EngineFacts
 from weightlane.hookspecs import hookimpl
 from weightlane.probes import always_viable
+from weightlane.program import TrainerLifecycle
 from weightlane.types import BackendDescriptor, Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightlane.contexts import ExportContext, FactsContext, StreamContext
+    from weightlane.contexts import ExportContext, FactsContext, StreamContext, TrainerLifecycleContext
     from weightlane.manifest import RankManifest
     from weightlane.stream import ExportStream
 
@@ -48,6 +49,12 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:  # no
     except importlib.metadata.PackageNotFoundError:
         return None
     return EngineFacts(engine="torch", version=version, source="installed")
+
+
+@hookimpl
+def weightlane_plan_lifecycle(context: TrainerLifecycleContext) -> TrainerLifecycle:  # noqa: ARG001
+    """Nothing to load and nothing to offload: a plain module stays where its owner put it."""
+    return TrainerLifecycle()
 
 
 @hookimpl

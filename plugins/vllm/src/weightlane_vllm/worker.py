@@ -66,6 +66,10 @@ class VllmWorkerEngine:
         """Nothing that this era knows of: a lane does not put vLLM to sleep yet."""
         return ()
 
+    def why_not_whole(self) -> str:
+        """Nothing takes weights away from under this era."""
+        return ""
+
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """What this era refuses of the engine, and names of the plan that reach no live tensor."""
         description = self.describe()

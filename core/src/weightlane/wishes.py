@@ -1,0 +1,38 @@
+"""What the user asked of `connect`, on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weightlane.bounds import Bounds
+    from weightlane.specs import RolloutSpec, TrainerSpec
+    from weightlane.types import MemoryTag, MissingPolicy, Mode, TransportName, VerifyLevel
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The arguments of `connect`, as this rank was given them; `replicas` is empty off the controller."""
+
+    trainer: TrainerSpec
+    replicas: tuple[RolloutSpec, ...]
+    mode: Mode
+    verify: VerifyLevel
+    transport: TransportName | None
+    bucket_bytes: int
+    missing_replicas: MissingPolicy
+    release: tuple[MemoryTag, ...]
+    bounds: Bounds
+    lane: str
+
+    def shared(self) -> dict[str, str]:
+        """The arguments that must be the same on every rank, as text."""
+        return {
+            "mode": self.mode.value,
+            "verify": self.verify,
+            "transport": self.transport.value if self.transport else "None",
+            "bucket_bytes": str(self.bucket_bytes),
+            "missing_replicas": self.missing_replicas,
+            "release": ", ".join(self.release) or "()",
+        }
