@@ -94,6 +94,10 @@ class VerificationError(SyncError):
     """What the receiver reports is not what was sent: counts or digests differ."""
 
 
+class StaleSampleError(WeightlaneError):
+    """A sample is further behind the lane's version than was allowed, or its version is not known."""
+
+
 class NotServableError(EngineError):
     """The receiver was left half-written by a failed sync and refuses to generate until one succeeds."""
 

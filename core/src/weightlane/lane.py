@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from weightlane.agreement import put_outcome
 from weightlane.connecting import connect, rollout, trainer
 from weightlane.control import CONTROLLER
-from weightlane.errors import SyncError, WeightlaneError
+from weightlane.errors import SyncError
 from weightlane.events import EventSource
-from weightlane.lane_messages import Go
+from weightlane.lane_sleep import LaneSleep
 from weightlane.lane_state import LaneRecord
 from weightlane.sync_run import SyncRun
 from weightlane.types import Mode
@@ -27,15 +27,18 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from weightlane.aio import AsyncLane
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
     from weightlane.endpoint import EngineEndpoint
     from weightlane.lane_messages import SyncReport
     from weightlane.lane_state import LaneState, ReplicaState
     from weightlane.membership import Membership
+    from weightlane.messages import Generation
     from weightlane.plan import LanePlan
     from weightlane.registry import Registry
     from weightlane.residency import ReplicaResidency
+    from weightlane.sample_version import SampleVersion
 
 _CLOSE_SECONDS = 20.0
 
@@ -61,7 +64,7 @@ class Lane:
         self._run: SyncRun | None = None
         self._calling = threading.Lock()
         self._closed = False
-        self._sleeps = 0
+        self._sleeping = LaneSleep(members, channel, bounds)
 
     # -- what it is ---------------------------------------------------------------------------------------
 
@@ -78,6 +81,13 @@ class Lane:
     def replicas(self) -> tuple[EngineEndpoint, ...]:
         """On the controller: the open endpoints. Empty on other ranks."""
         return tuple(session.endpoint for session in self._members.sessions)
+
+    @cached_property
+    def aio(self) -> AsyncLane:
+        """The same calls for an event loop; see `weightlane.aio` for what cancelling one means."""
+        from weightlane.aio import AsyncLane
+
+        return AsyncLane(self)
 
     @property
     def state(self) -> LaneState:
@@ -97,6 +107,15 @@ class Lane:
             )
 
         return self._record.state(self._members.plan, with_session)
+
+    def version_of(self, sample: Generation | int | None) -> SampleVersion:
+        """Which version produced a sample, and how many the lane has published since; on every rank.
+
+        Args:
+            sample: what a replica generated, or the version that it was stamped with (None: with none).
+        """
+        all_stamp = all(replica.stamps_version for replica in self._members.plan.replicas)
+        return self._record.versions.of(sample, all_stamp=all_stamp)
 
     def residency(self, *, seconds: float = 10.0) -> list[ReplicaResidency]:
         """Asks every replica what it holds now, all at once, each for `seconds` at most. Controller only.
@@ -147,7 +166,8 @@ class Lane:
         next sync is published, which takes the memory back itself, in the order that the plan's schedule has.
         """
         with self._alone("sleep"):
-            self._in_sleep("sleep")
+            self._require_open()
+            self._sleeping.sleep(self.published_version or 0)
 
     def wake(self) -> None:
         """Takes back, on every replica, the memory that was released and no other. Every rank calls it.
@@ -155,7 +175,8 @@ class Lane:
         Where weights were among it they are lost, and the replica stays as it is until a sync is published.
         """
         with self._alone("wake"):
-            self._in_sleep("wake")
+            self._require_open()
+            self._sleeping.wake(self.published_version or 0)
 
     def interrupt(self, why: str) -> bool:
         """Has the sync that runs now in another thread fail on all ranks with SyncCancelledError.
@@ -237,31 +258,6 @@ class Lane:
             raise self._failed(run, error) from error
         self._record.has_published(report)
         self._events.tell("published", report.version, nbytes=report.nbytes, seconds=report.seconds)
-
-    def _in_sleep(self, step: Literal["sleep", "wake"]) -> None:
-        """One verdict for all ranks; a replica that fails keeps none of the others from being asked."""
-        self._require_open()
-        self._sleeps += 1
-        key = f"sleep/{self._sleeps}"
-        if self._channel.rank == CONTROLLER:
-            put_outcome(self._channel, key, lambda: self._each_replica(step))
-            self._channel.forget(f"sleep/{self._sleeps - 2}")
-        seconds = self._bounds.finish * (len(self._members.plan.replicas) + 1)
-        self._channel.get(key, Go, seconds=seconds, awaited=(CONTROLLER,))
-
-    def _each_replica(self, step: Literal["sleep", "wake"]) -> Go:
-        failures: list[WeightlaneError] = []
-        for session in self._members.sessions:
-            try:
-                if step == "sleep":
-                    session.sleep(self.published_version or 0)
-                else:
-                    session.wake(self.published_version or 0)
-            except WeightlaneError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
-        return Go()
 
     def _failed(self, run: SyncRun, error: BaseException) -> BaseException:
         """The error to raise; whatever happens meanwhile, the record says that the sync failed."""

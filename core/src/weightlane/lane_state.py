@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from weightlane.sample_version import PublishedVersions
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -86,6 +88,7 @@ class LaneRecord:
     staged: SyncReport | None = None
     published: SyncReport | None = None
     last_error: str = ""
+    versions: PublishedVersions = field(default_factory=PublishedVersions)
     _replicas: dict[int, ReplicaState] = field(default_factory=dict)
 
     def connected(self, plan: LanePlan) -> None:
@@ -116,6 +119,7 @@ class LaneRecord:
     def has_published(self, report: SyncReport) -> None:
         """Every replica that took part serves the version."""
         self.phase, self.staged, self.published = "published", None, report
+        self.versions.add(report.version)
         self._serve(self._taking_part(), report.version)
 
     def has_failed(

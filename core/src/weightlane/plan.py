@@ -18,6 +18,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One replica: which backend serves it, why, and who feeds its workers.
 
     `peers[i]` is the trainer rank that feeds worker i. `evidence` and `notes` are what selection saw.
+    `stamps_version`: the engine marks what it generates with the version that made it.
     """
 
     replica: int
@@ -34,6 +35,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnations: dict[int, str]
     peers: tuple[int, ...]
     program: Program
+    stamps_version: bool = False
 
     @property
     def has_agent(self) -> bool:
@@ -122,6 +124,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lines.append(f"    backend {replica.backend} ({replica.distribution}), era {replica.era}")
             lines.extend(f"    evidence: {line}" for line in replica.evidence)
             lines.append(f"    transport {replica.transport.value}: {feeds}; coverage {replica.coverage}")
+            if not replica.stamps_version:
+                lines.append("    note: samples carry no weight version: nobody can tell how old one is")
             lines.extend(f"    note: {line}" for line in replica.notes + replica.program.notes)
         lines.append("  schedule of a sync:")
         lines.extend(f"    {line}" for line in str(self.schedule).splitlines())

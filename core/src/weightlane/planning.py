@@ -280,6 +280,7 @@ def _replica_plan(
         incarnations={worker.worker: worker.incarnation for worker in replica.workers},
         peers=form_peers(transport, replica.workers, world_size, first=first),
         program=program,
+        stamps_version=Capability.WEIGHT_VERSION in selected.descriptor.capabilities,
     )
 
 

@@ -4,8 +4,10 @@ Weights are a mapping read from a safetensors file, so that a rank needs torch a
 its steps (see `weightlane.testing.steps`).
 """
 
+import asyncio
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -44,11 +46,14 @@ class SlowBuckets:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.moved = threading.Event()
 
     @hookimpl
     def weightlane_sync_event(self, event: SyncEvent) -> None:
         if event.kind == "bucket-moved":
             print("MOVED A BUCKET", flush=True)
+            if self.seconds:
+                self.moved.set()
             time.sleep(self.seconds)
 
 
@@ -261,6 +266,49 @@ def rejoin() -> None:
     lane.close()
 
 
+def async_loop() -> None:
+    """Rank 0 generates and trains in an event loop, other ranks sync plainly; one sync is cancelled."""
+    good = weights()
+    slow = SlowBuckets(0.0)
+    get_registry().register(slow, name="slow")
+    lane = open_lane(good)
+
+    async def controller() -> None:
+        versions: list[int] = []
+
+        async def sample_until(version: int) -> None:
+            while versions[-1:] != [version]:
+                made = await asyncio.to_thread(lambda: lane.replicas[0].generate([[1, 2]], max_tokens=1))
+                versions.append(made[0].weight_version or 0)
+
+        await lane.aio.sync(version=1)
+        sampling = asyncio.create_task(sample_until(3))
+        for version in (2, 3):
+            changed(good, seed=version)
+            await lane.aio.stage(version=version)
+            await lane.aio.commit()
+        await sampling
+        tell("sampled", versions=sorted(set(versions)))
+        slow.seconds = 0.2
+        sync = asyncio.create_task(lane.aio.sync(version=4))
+        await asyncio.to_thread(slow.moved.wait, 30.0)
+        sync.cancel()
+        await asyncio.wait([sync])
+        slow.seconds = 0.0
+        tell("cancelled", cancelled=[int(sync.cancelled())], phase=[lane.state.phase])
+        await lane.aio.sync(version=5)
+
+    if RANK == 0:
+        asyncio.run(controller())
+    else:
+        for version in (1, 2, 3, 4, 5):
+            if version in (2, 3):
+                changed(good, seed=version)
+            step(f"plain {version}", lambda version=version: lane.sync(version=version))
+    tell_state("end", lane)
+    lane.close()
+
+
 def half_published() -> None:
     """Two replicas; the second dies between stage and commit, when told so by a file."""
     lane = open_lane(weights(), urls=URLS)
@@ -322,6 +370,7 @@ if __name__ == "__main__":
         "diverged": diverged,
         "slow_sync": slow_sync,
         "rejoin": rejoin,
+        "async_loop": async_loop,
         "half_published": half_published,
         "failed_settle": failed_settle,
         "no_op_and_many": no_op_and_many,

@@ -1,0 +1,57 @@
+"""Putting a lane's engines to sleep between syncs, and waking them; one verdict for all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightlane.agreement import put_outcome
+from weightlane.control import CONTROLLER
+from weightlane.errors import WeightlaneError
+from weightlane.lane_messages import Go
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightlane.bounds import Bounds
+    from weightlane.control import ControlChannel
+    from weightlane.membership import Membership
+    from weightlane.replica_session import ReplicaSession
+
+
+class LaneSleep:
+    """What `lane.sleep` and `lane.wake` do; every rank calls the same in the same order."""
+
+    def __init__(self, members: Membership, channel: ControlChannel, bounds: Bounds) -> None:
+        self._members = members
+        self._channel = channel
+        self._bounds = bounds
+        self._calls = 0
+
+    def sleep(self, version: int) -> None:
+        """Every replica lets go of all memory that the lane manages; raises the first failure on all ranks."""
+        self._on_all(lambda session: session.sleep(version))
+
+    def wake(self, version: int) -> None:
+        """Every replica takes back what was released; raises the first failure on all ranks."""
+        self._on_all(lambda session: session.wake(version))
+
+    def _on_all(self, step: Callable[[ReplicaSession], None]) -> None:
+        self._calls += 1
+        key = f"sleep/{self._calls}"
+        if self._channel.rank == CONTROLLER:
+            put_outcome(self._channel, key, lambda: self._each(step))
+            self._channel.forget(f"sleep/{self._calls - 2}")
+        seconds = self._bounds.start + self._bounds.finish * len(self._members.plan.replicas)
+        self._channel.get(key, Go, seconds=seconds, awaited=(CONTROLLER,))
+
+    def _each(self, step: Callable[[ReplicaSession], None]) -> Go:
+        """A replica that fails keeps none of the others from being asked."""
+        failures: list[WeightlaneError] = []
+        for session in self._members.sessions:
+            try:
+                step(session)
+            except WeightlaneError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return Go()

@@ -1,0 +1,207 @@
+"""`lane.aio`: nothing blocks the loop; a cancelled await leaves a state that is told, never half a sync."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from local_engines import PROMPT, engines, lane_to, weights_of
+
+from weightlane.errors import SyncCancelledError, SyncError
+from weightlane.reference.worker import ReferenceWorker
+from weightlane.testing.steps import steps_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from conftest import EngineProcess
+    from local_engines import FakeMortalEngine
+    from torch import Tensor
+
+    from weightlane.lane import Lane
+    from weightlane.testing.ranks import RankOutcome
+
+SECONDS = 10.0
+
+
+class FakeGatedWorker(ReferenceWorker):
+    """Stops before it loads, or before it publishes, until the test lets it go on."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.stops_at = ""
+        self.stopped = threading.Event()
+        self.go_on = threading.Event()
+
+    def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
+        self._stop("load")
+        return super().load_weights(tensors)
+
+    def publish(self, version: int) -> None:
+        self._stop("publish")
+        super().publish(version)
+
+    def _stop(self, step: str) -> None:
+        if step == self.stops_at:
+            self.stopped.set()
+            assert self.go_on.wait(SECONDS), "the event loop is blocked: it did not let the worker go on"
+
+
+@pytest.fixture
+def pair(model_folder: Path) -> list[FakeMortalEngine]:
+    pair = engines(model_folder)
+    pair[0].worker = FakeGatedWorker(pair[0])
+    return pair
+
+
+@pytest.fixture
+def gate(pair: list[FakeMortalEngine]) -> FakeGatedWorker:
+    worker = pair[0].worker
+    assert isinstance(worker, FakeGatedWorker)
+    return worker
+
+
+@pytest.fixture
+def lane(pair: list[FakeMortalEngine], model_folder: Path) -> Iterator[Lane]:
+    with lane_to(weights_of(model_folder), pair) as opened:
+        yield opened
+
+
+async def stopped(gate: FakeGatedWorker) -> None:
+    assert await asyncio.to_thread(gate.stopped.wait, SECONDS)
+
+
+def test_the_loop_goes_on_while_a_sync_runs(lane: Lane, gate: FakeGatedWorker) -> None:
+    async def main() -> None:
+        gate.stops_at = "load"
+        sync = asyncio.create_task(lane.aio.sync(version=1))
+        await stopped(gate)
+        gate.go_on.set()  # by the loop itself: were it blocked, the worker would wait in vain
+        assert (await sync).version == 1
+
+    asyncio.run(main())
+    assert lane.published_version == 1
+
+
+def test_stage_commit_sleep_and_close_have_twins(lane: Lane, pair: list[FakeMortalEngine]) -> None:
+    async def main() -> None:
+        async with lane.aio as aio:
+            await aio.stage(version=1)
+            assert lane.state.phase == "staged"
+            await aio.commit()
+            assert [answer.workers[0].held_version for answer in await aio.residency()] == [1, 1]
+            await aio.sleep()
+            await aio.wake()
+            first, second = await asyncio.gather(aio.sync(version=2), aio.sync(version=3))
+            assert (first.sync, second.sync) == (2, 3)
+
+    asyncio.run(main())
+    assert lane.state.phase == "closed"
+    assert [engine.version for engine in pair] == [3, 3]
+
+
+def test_cancelled_while_it_moves_it_fails_everywhere_and_the_next_sync_heals(
+    lane: Lane, gate: FakeGatedWorker, pair: list[FakeMortalEngine]
+) -> None:
+    async def main() -> None:
+        await lane.aio.sync(version=1)
+        gate.stops_at = "load"
+        sync = asyncio.create_task(lane.aio.sync(version=2))
+        await stopped(gate)
+        sync.cancel()
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.2, gate.go_on.set)
+        with pytest.raises(asyncio.CancelledError):
+            await sync
+        state = lane.state
+        assert (state.phase, state.published_version, state.staged_version) == ("failed", 1, None)
+        assert state.last_error.startswith("SyncCancelledError")
+        assert "had begun to write are fenced" in state.last_error
+        assert [replica.servable for replica in state.replicas] == [None, None]
+        assert [engine.version for engine in pair] == [1, 1]
+        gate.stops_at = ""
+        await lane.aio.sync(version=3)
+
+    asyncio.run(main())
+    assert (lane.state.phase, [engine.version for engine in pair]) == ("published", [3, 3])
+
+
+def test_cancelled_while_it_is_published_it_is_published_whole(
+    lane: Lane, gate: FakeGatedWorker, pair: list[FakeMortalEngine]
+) -> None:
+    async def main() -> None:
+        gate.stops_at = "publish"
+        sync = asyncio.create_task(lane.aio.sync(version=2))
+        await stopped(gate)
+        sync.cancel()
+        asyncio.get_running_loop().call_later(0.2, gate.go_on.set)
+        with pytest.raises(asyncio.CancelledError):
+            await sync
+
+    asyncio.run(main())
+    assert (lane.state.phase, lane.published_version) == ("published", 2)
+    assert [engine.version for engine in pair] == [2, 2]
+    assert lane.replicas[0].generate(PROMPT, max_tokens=1)[0].weight_version == 2
+
+
+def test_cancelled_before_its_turn_it_never_happened(lane: Lane, gate: FakeGatedWorker) -> None:
+    async def main() -> None:
+        gate.stops_at = "load"
+        first = asyncio.create_task(lane.aio.sync(version=1))
+        await stopped(gate)
+        second = asyncio.create_task(lane.aio.sync(version=2))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        gate.go_on.set()
+        await first
+
+    asyncio.run(main())
+    assert (lane.state.syncs, lane.published_version) == (1, 1)
+
+
+def test_a_plain_call_beside_an_awaited_one_is_refused_and_close_ends_it(
+    lane: Lane, gate: FakeGatedWorker
+) -> None:
+    async def main() -> None:
+        gate.stops_at = "load"
+        sync = asyncio.create_task(lane.aio.sync(version=1))
+        await stopped(gate)
+        with pytest.raises(SyncError, match="while another call of it runs"):
+            lane.sync(version=2)
+        asyncio.get_running_loop().call_later(0.2, gate.go_on.set)
+        await asyncio.to_thread(lane.close)
+        with pytest.raises(SyncCancelledError, match="The lane is being closed"):
+            await sync
+
+    asyncio.run(main())
+    assert lane.state.phase == "closed"
+
+
+@pytest.fixture(scope="module")
+def loop_outcomes(outcomes_of: Callable[..., list[RankOutcome]], engine: EngineProcess) -> list[RankOutcome]:
+    return outcomes_of("async_loop", 2, [engine.address])
+
+
+def test_an_async_rank_and_a_plain_one_sync_together_and_fail_together(
+    loop_outcomes: list[RankOutcome],
+) -> None:
+    for version in (1, 2, 3, 5):
+        assert [step.outcome for step in steps_named(loop_outcomes, f"plain {version}")] == ["ok"]
+    (cancelled,) = steps_named(loop_outcomes, "plain 4")
+    assert cancelled.type == "SyncCancelledError"
+    assert "given up on rank 0" in cancelled.text
+    (told,) = steps_named(loop_outcomes, "cancelled")
+    assert told.facts == {"cancelled": [1], "phase": ["failed"]}
+    for state in steps_named(loop_outcomes, "end"):
+        assert (state.facts["phase"], state.facts["published"]) == (["published"], [5])
+
+
+def test_generation_beside_the_syncs_carries_whole_versions_only(loop_outcomes: list[RankOutcome]) -> None:
+    (told,) = steps_named(loop_outcomes, "sampled")
+    assert set(told.facts["versions"]) <= {1, 2, 3}
+    assert 3 in told.facts["versions"]
