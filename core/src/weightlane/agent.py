@@ -6,13 +6,13 @@ The engine-specific part is a `WorkerEngine` from the plugin; everything here is
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from weightlane.agent_state import Attached, OpenSync
+from weightlane.agent_turns import Turns
 from weightlane.buckets import slot_sizes
 from weightlane.errors import NotServableError, PlanError, ProtocolError, SyncError
 from weightlane.failures import failure_of
@@ -68,7 +68,7 @@ class WorkerAgent:
         self._verified: tuple[str, int, int] | None = None
         self._held_version: int | None = None
         self._not_servable_cause = ""
-        self._lock = threading.Lock()
+        self._turns = Turns(origin)
 
     @property
     def held_version(self) -> int | None:
@@ -91,16 +91,16 @@ class WorkerAgent:
 
     def handle(self, message: bytes) -> bytes:
         """Decodes one `AgentRequest`, does it, and gives the encoded `AgentReply`."""
-        with self._lock:
-            try:
-                request: AgentRequest = decode(message, AgentRequest, sender="the controller")
+        try:
+            request: AgentRequest = decode(message, AgentRequest, sender="the controller")
+            with self._turns.take(type(request).__name__):
                 return encode(self._answer(request))
-            except Exception as error:  # noqa: BLE001 - the controller must hear of it, whatever it is
-                return encode(failure_of(error, origin=self._origin))
+        except Exception as error:  # noqa: BLE001 - the controller must hear of it, whatever it is
+            return encode(failure_of(error, origin=self._origin))
 
     def load_by_reference(self, lane: str, sync: int, bucket: int, tensors: list[tuple[str, Tensor]]) -> None:
         """One bucket of an open sync without a copy, for a trainer in this same process."""
-        with self._lock:
+        with self._turns.take(f"bucket {bucket}"):
             opened = self._require_open(lane, sync, bucket)
             self._load(opened, opened.plan.buckets[bucket], tensors)
 

@@ -101,6 +101,7 @@ class AsyncLane:
         """Interrupts the running call, or lets it end where it is too late for that."""
         while not waiting.done():
             # Not on the loop's own thread: the control channel answers within a bound, but not at once.
+            # The waits are bounded by the lane's own bounds, which end the call that runs.
             if await asyncio.to_thread(self._lane.interrupt, "The task that awaited it was cancelled."):
                 await asyncio.wait([waiting])
             await asyncio.wait([waiting], timeout=_LOOK_SECONDS)

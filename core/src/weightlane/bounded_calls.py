@@ -38,13 +38,14 @@ class BoundedCalls:
             self._stuck = not call.done.wait(self._seconds)
         if self._stuck:
             raise TimeoutError(f"no answer within {self._seconds:g} s")
-        return call.result()
+        return call.result()  # bounded by the wait above: it is done
 
     def close(self) -> None:
         """Ends the thread after the calls that are waiting. Idempotent."""
         self._calls.put(None)
 
     def _work(self) -> None:
+        # Not bounded by anything, and nobody waits for it: a daemon thread that idles until `close`.
         while (call := self._calls.get()) is not None:
             call.run()
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 class Bounds:
     """Seconds.
 
-    `connect`: facts, description and planning of all replicas, and every rank's part of it. `start`: from a
+    What is bounded otherwise, or relies on something else, says so where it waits (a test looks for that).
+
+    `connect`: facts, description and planning of all replicas, and every rank's part of it; also of one that
+    comes back before a sync. `start`: from a
     rank's call of `sync` until all ranks have called it and one engine has answered. `bucket`: one bucket
     between a rank and a worker. `finish`: from the last bucket to one replica's report. `lost_after`:
     silence after which a peer counts as dead. `collective`: one collective of the lane's own group; longer
@@ -26,7 +29,7 @@ class Bounds:
 
     def whole_sync(self, buckets: int, replicas: int) -> float:
         """The sum of what one sync may wait for: the bound of whoever only waits for its end."""
-        return (self.start + self.finish) * (replicas + 1) + self.bucket * buckets
+        return self.connect + (self.start + self.finish) * (replicas + 1) + self.bucket * buckets
 
 
 DEFAULT_BOUNDS = Bounds()

@@ -75,6 +75,7 @@ class ControlChannel:
         self.world_size = world_size
         self._lost_after = lost_after
         self._on_beat: list[Callable[[], None]] = []
+        # Bounded by the callbacks, which write a word of shared memory each.
         self._beating = threading.Lock()
         self._stop = threading.Event()
         self._liveness: dict[int, Liveness] = {}
@@ -258,6 +259,8 @@ class ControlChannel:
                 for callback in self._on_beat:
                     callback()
             try:
+                # May block without end when the server is stopped. Bounded by nobody's waiting for it: the
+                # thread is a daemon, and `close` joins it for two beats at most.
                 self._beat_store.add(key, 1)
             except RuntimeError:
                 # The main thread meets the same loss, with an error; rings must go on beating until then.

@@ -62,6 +62,7 @@ class Lane:
         self._record = LaneRecord(channel.rank)
         self._record.connected(members.plan)
         self._run: SyncRun | None = None
+        # Bounded by not waiting, or by a timeout: see `_alone` and `close`.
         self._calling = threading.Lock()
         self._closed = False
         self._sleeping = LaneSleep(members, channel, bounds)

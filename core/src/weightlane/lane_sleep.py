@@ -28,11 +28,11 @@ class LaneSleep:
         self._calls = 0
 
     def sleep(self, version: int) -> None:
-        """Every replica lets go of all memory that the lane manages; raises the first failure on all ranks."""
+        """Every replica lets go of the memory that the lane manages; all ranks raise the first failure."""
         self._on_all(lambda session: session.sleep(version))
 
     def wake(self, version: int) -> None:
-        """Every replica takes back what was released; raises the first failure on all ranks."""
+        """Every replica takes back what was released; all ranks raise the first failure."""
         self._on_all(lambda session: session.wake(version))
 
     def _on_all(self, step: Callable[[ReplicaSession], None]) -> None:

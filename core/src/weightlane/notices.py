@@ -6,6 +6,7 @@ import threading
 import warnings
 
 _shown: set[str] = set()
+# Bounded by what its holders do: to look into a set.
 _lock = threading.Lock()
 
 

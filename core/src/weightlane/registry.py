@@ -65,6 +65,7 @@ class Registry(HookCalls):
         self._loaded: dict[str, Loaded] = {}
         self._conflicts: dict[str, Entry] = {}
         self._is_loaded = False
+        # Bounded by the imports of plugins, which alone run under it.
         self._lock = threading.RLock()
 
     # -- loading ------------------------------------------------------------------------------------------
@@ -250,6 +251,7 @@ class Registry(HookCalls):
 
 
 _process_registry: Registry | None = None
+# Bounded by the same imports: the first caller loads, the others wait for it.
 _process_lock = threading.Lock()
 
 

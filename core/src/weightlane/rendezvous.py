@@ -82,6 +82,8 @@ def _through_master_store(lane: str, rank: int, seconds: float) -> tuple[str, in
     if not host or not port:
         raise OSError("MASTER_ADDR and MASTER_PORT are not set, and no control address was given")
     master = _join(host, int(port), seconds)
+    # Its get is bounded by the store's timeout. Its set and gethostbyname below are not bounded by us: they
+    # rely on a MASTER store and a resolver that already served torch.distributed in this very process.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     key = f"weightlane/control/{attempt}/{lane}"
     if rank == CONTROLLER:

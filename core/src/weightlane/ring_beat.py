@@ -29,4 +29,4 @@ def beating(ring: RingReader) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join()
+        thread.join()  # bounded by one beat: what it does never waits

@@ -66,6 +66,8 @@ class FrontEndpoint(MessageEndpoint):
             with self._connect(name, deadline) as connection:
                 connection.send_bytes(payload)
                 self._await(connection, name, deadline, bound_seconds)
+                # Bounded by SO_RCVTIMEO between two pieces, not in all: a front that has begun to answer and
+                # goes on is an engine of the user's own at work on a long answer.
                 data = connection.recv_bytes(MAX_FRAME_BYTES)
         except AuthenticationError as error:
             raise EngineError(

@@ -25,6 +25,7 @@ class ServingGate:
     """Many generations or one sync. Thread-safe; every wait is bounded."""
 
     def __init__(self) -> None:
+        # Bounded by what its holders do, which is to look and to notify; both waits on it have timeouts.
         self._changed = threading.Condition()
         self._state: Literal["serving", "writing", "broken"] = "serving"
         self._cause = ""

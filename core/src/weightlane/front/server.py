@@ -85,12 +85,13 @@ class _Server:
         self._where = where
         self._key = key
         self._stop = threading.Event()
+        # Bounded by not waiting: it is only ever tried.
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def run(self, listener: socket.socket) -> None:
         while not self._stop.is_set():
             try:
-                sock, _ = listener.accept()
+                sock, _ = listener.accept()  # bounded by the listener's timeout, see `_listen`
             except TimeoutError:
                 continue
             except OSError as error:
@@ -125,6 +126,7 @@ class _Server:
         if not connection.poll(_STALL_SECONDS):
             return False  # idle: callers open one connection per call
         try:
+            # Bounded by SO_RCVTIMEO per piece; a peer that trickles keeps this one thread, and no other.
             data = connection.recv_bytes(MAX_FRAME_BYTES)
         except EOFError:
             return False

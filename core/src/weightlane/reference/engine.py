@@ -44,6 +44,8 @@ class ReferenceEngine:
     def __init__(self, model_path: str, *, dtype: ComputeDtype = "float32", device: str = "cpu") -> None:
         self.model_path = str(Path(model_path).resolve())
         self.model = load_model(self.model_path, dtype).to(device).eval()
+        # Syncs and sleep wait for it with a timeout. A generation waits for the one before it, bounded by
+        # that one's own length (max_tokens); its caller's bound is the endpoint's.
         self._busy = threading.Lock()
         self._version: int | None = None
         self._writing: int | None = None

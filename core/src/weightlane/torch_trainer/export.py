@@ -81,6 +81,7 @@ class TorchStream:
             else torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
         )
         # As bytes on the CPU, since not every dtype (float8, bool) has a broadcast in every backend.
+        # Bounded by the timeout of the lane's own group (`Bounds.collective`).
         dist.broadcast(mine.reshape(-1).view(torch.uint8), src=source, group=self._context.group)
         return held[spec.name] if rank in spec.holders else mine
 
