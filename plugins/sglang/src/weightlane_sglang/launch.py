@@ -44,6 +44,7 @@ _CPU_ARGUMENTS = (
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--max-total-tokens", "2048", "--max-running-requests", "4", "--context-length", "256"),
     *("--mem-fraction-static", "0.3", "--disable-overlap-schedule", "--disable-cuda-graph"),
+    "--sleep-on-idle",  # a waiting scheduler would otherwise keep a core busy
     # generation starts when we ask for it, with token ids
     *("--skip-server-warmup", "--skip-tokenizer-init"),
 )
