@@ -4,10 +4,12 @@
 #
 #   PYTHON=python3.12     the interpreter to build the environment from
 #   DEMO_ARGS="..."       options of `weightlane demo`
+#   WORKERS=2             how many processes share the tests
 #   SYSTEM_TORCH=1        keep the torch that PYTHON already has, instead of installing one
 
 PYTHON ?= python3
 DEMO_ARGS ?=
+WORKERS ?= 2
 TORCH := torch==2.13.0
 
 VENV := .venv
@@ -37,7 +39,7 @@ demo: $(STAMP)
 	$(BIN)/weightlane demo $(DEMO_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not live and not gpu"
+	$(BIN)/python -m pytest -m "not live and not gpu" -n $(WORKERS) --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
