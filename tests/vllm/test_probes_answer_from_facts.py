@@ -38,12 +38,14 @@ def answering(facts: EngineFacts, **answers: bool) -> EngineFacts:
     return msgspec.structs.replace(facts, attributes={**facts.attributes, **changed})
 
 
+@pytest.mark.requirement("R87")
 def test_lora_load_weights_is_viable_where_the_wrapper_loads_its_base_layer() -> None:
     verdict = probe_lora_load_weights(MODERN)
     assert isinstance(verdict, Viable)
     assert any("BaseLayerWithLoRA.load_weights" in line for line in verdict.evidence)
 
 
+@pytest.mark.requirement("R87")
 @pytest.mark.parametrize(
     ("facts", "missing"),
     [

@@ -73,6 +73,7 @@ def bench(
 # -- version range and probe ------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("R87")
 @pytest.mark.parametrize("version", ["1.0", "1.9.9", "1.0.post1", "1.5rc1", "1.2.dev3", "1.4+cu128", "2.0a1"])
 def test_a_version_in_range_is_taken_with_evidence(bench: Bench, version: str) -> None:
     bench.plugin("acme-lane", {"versions": ">=1,<2.0b1"})
@@ -87,12 +88,14 @@ def test_the_range_alone_decides_where_nothing_is_probed(bench: Bench) -> None:
         bench.select("2.1")
 
 
+@pytest.mark.requirement("R87")
 def test_a_failing_probe_beats_a_version_in_range_and_says_so(bench: Bench) -> None:
     bench.plugin("acme-lane", {"probe": fails})
     with pytest.raises(SelectionError, match=r"`load_weights` is not defined \(although acme 1\.5 .* fits"):
         bench.select("1.5")
 
 
+@pytest.mark.requirement("R87")
 def test_a_passing_probe_beats_an_older_version_and_says_so(bench: Bench) -> None:
     bench.plugin("acme-lane", {"probe": passes})
     (note,) = bench.select("0.9").notes
@@ -167,6 +170,7 @@ def test_the_era_is_chosen_by_version(bench: Bench, version: str, era: str) -> N
     assert bench.select(version).descriptor.era == era
 
 
+@pytest.mark.requirement("R87")
 @pytest.mark.filterwarnings("ignore::weightlane.notices.PluginWarning")
 @pytest.mark.parametrize(("version", "era"), [("0.5", "old"), ("2.0.dev1", "new"), ("9", "new")])
 def test_outside_all_ranges_the_nearest_era_whose_probe_passes_is_taken(
@@ -221,6 +225,7 @@ def test_a_range_that_holds_the_version_goes_before_a_larger_priority_outside_it
     assert bench.select("1.5").distribution == "fitting-lane"
 
 
+@pytest.mark.requirement("R87")
 def test_probes_decide_between_plugins(bench: Bench) -> None:
     bench.plugin("one-lane", {"probe": lambda found: require_attributes(found, ("Layer.load_weights",))})
     bench.plugin("two-lane", {"probe": lambda found: require_attributes(found, ("Layer.load",))})

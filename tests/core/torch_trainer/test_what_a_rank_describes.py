@@ -46,6 +46,7 @@ def merged(model: Any, **options: Any) -> Manifest:
     return manifest
 
 
+@pytest.mark.requirement("R17")
 def test_parameters_and_persistent_buffers_by_checkpoint_name() -> None:
     model = FakeModel()
     part = describe(export_context(model))
@@ -83,6 +84,7 @@ def test_tensors_are_live_not_copies() -> None:
     assert not held["embed.weight"].requires_grad
 
 
+@pytest.mark.requirement("R17")
 def test_wrappers_are_taken_off() -> None:
     compiled = torch.compile(FakeModel(), backend="eager")
     assert list(named_tensors(compiled)) == NAMES

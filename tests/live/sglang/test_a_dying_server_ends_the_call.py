@@ -62,6 +62,7 @@ def seconds_until_told(endpoint: SglangEndpoint, program: Program, trainer: Any,
     return told - killed[0]
 
 
+@pytest.mark.requirement("R64")
 def test_a_killed_scheduler_is_told_in_time_and_its_server_was_another_incarnation(
     tiny_server: RunningServer,
     start_server: Callable[[Path, int], AbstractContextManager[RunningServer]],

@@ -42,6 +42,7 @@ def lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.requirement("R64")
 def test_a_killed_engine_core_ends_the_long_call(
     start_front: Callable[[Path, int], AbstractContextManager[FrontProcess]],
     tiny_folder: Path,

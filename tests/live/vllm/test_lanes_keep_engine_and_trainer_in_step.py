@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 
 
+@pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
 @pytest.mark.parametrize(
     ("folder", "workers"), [("SmolLM2-135M-Instruct", 1), ("SmolLM2-135M-Instruct-tp2", 2)]
 )
@@ -41,6 +42,7 @@ def test_the_real_model_at_tp_1_and_2_ten_times(
     assert all(f"digests equal on {workers}" in parity.verified[0] for parity in found)
 
 
+@pytest.mark.requirement("R16")
 @pytest.mark.parametrize(
     ("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "replicated"), (4, "partitioned")]
 )
