@@ -131,7 +131,7 @@ def test_an_engine_s_own_requests_are_told_which_bucket_is_the_last() -> None:
         assert rig.endpoint.lasts == [False, False, True]
 
 
-# The ring carries the cause as text, an agent's answer as a typed error; in one process it is the cause itself.
+# The ring carries the cause as text, an agent's answer as a typed error; in one process it is the cause.
 RAISED = {"shm": SyncError, "inline": EngineError, "inprocess": KeyError, "request": KeyError}
 
 
