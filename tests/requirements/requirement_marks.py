@@ -35,7 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(RequirementMarks(config), "requirement-marks")
+    marks = RequirementMarks(config)
+    if marks.asked and config.getoption("dist", "no") != "no":
+        raise pytest.UsageError("the list of requirements runs no test: leave out -n")
+    config.pluginmanager.register(marks, "requirement-marks")
 
 
 class RequirementMarks:
@@ -64,10 +67,10 @@ class RequirementMarks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         # None lets pytest itself go on, which after a failed collection ends the run with an error.
-        return True if self._asked and not session.testsfailed else None
+        return True if self.asked and not session.testsfailed else None
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-        if not self._asked or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if not self.asked or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return
         lines = self._lines()
         if self._json:
@@ -79,7 +82,8 @@ class RequirementMarks:
                 terminalreporter.write_line(text)
 
     @property
-    def _asked(self) -> bool:
+    def asked(self) -> bool:
+        """Whether the list is wanted instead of a run."""
         return self._print or bool(self._json)
 
     def _problems_of(self, item: pytest.Item) -> Iterator[str]:

@@ -199,6 +199,13 @@ def test_an_error_elsewhere_is_an_error_of_the_listing_too(inner: pytest.Pyteste
     assert "ERROR collecting test_broken.py" in result.stdout.str()
 
 
+def test_a_list_that_several_processes_would_make_is_refused(inner: pytest.Pytester) -> None:
+    inner.makepyfile(test_one=TESTS)
+    result = run(inner, "-p", "xdist.plugin", "-n", "2", "--requirements")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "leave out -n" in result.stderr.str()
+
+
 def test_the_list_of_this_repository_is_whole() -> None:
     found = requirement_list.read_requirements()
     assert list(found) == [f"R{number}" for number in range(1, 92)]
