@@ -22,6 +22,7 @@ from weightlane.messages import (
     Attach,
     BeginInline,
     Cancel,
+    CheckResidency,
     Describe,
     Described,
     Detach,
@@ -30,6 +31,7 @@ from weightlane.messages import (
     LoadInline,
     Publish,
     Receive,
+    ReceiveDisk,
     ReceivePlan,
     ReceiveReport,
     decode,
@@ -121,6 +123,11 @@ class WorkerAgent:
                 return Done(self._worker)
             case FinishInline():
                 return self._finish(self._require_open(request.lane, request.sync, None))
+            case CheckResidency():
+                self._admit(request)
+                return Done(self._worker)
+            case ReceiveDisk():
+                return self._receive_disk(request)
             case Publish():
                 return self._publish(request)
             case Cancel():
@@ -157,6 +164,10 @@ class WorkerAgent:
                     f"It has rings for workers {sorted(plan.ring)}.",
                 )
             attached.ring = RingReader(path, slot_sizes(plan.buckets))
+        if plan.transport == "disk":
+            from weightlane.transports.disk_reader import require_lane_folder
+
+            require_lane_folder(plan.folder)
         self._detach(plan.lane)
         self._attached[plan.lane] = attached
         return Done(description.worker)
@@ -196,6 +207,30 @@ class WorkerAgent:
             ring.fail(f"{type(error).__name__}: {error}")
             self._blame(request.lane, request.sync, error)
             raise
+
+    def _receive_disk(self, request: ReceiveDisk) -> ReceiveReport:
+        self._admit(request)
+        plan = self._attached[request.lane].plan
+        if plan.transport != "disk":
+            raise ProtocolError(
+                f"Lane {request.lane} has no folder on this worker.", f"Its transport is {plan.transport}."
+            )
+        from weightlane.packing import unpack_bucket
+        from weightlane.transports.disk_reader import VersionReader
+
+        with VersionReader(plan, request) as version:
+            opened = self._open_sync(request.lane, request.sync, request.version)
+            try:
+                for layout in plan.buckets:
+                    bucket, memory, waited = version.read(layout)
+                    opened.wait_seconds += waited
+                    if opened.digest:
+                        opened.digest.update(memory, layout)
+                    self._load(opened, layout, unpack_bucket(bucket, layout, plan.tensors))
+                return self._finish(self._require_open(request.lane, request.sync, None))
+            except Exception as error:
+                self._blame(request.lane, request.sync, error)
+                raise
 
     def _load_inline(self, request: LoadInline) -> None:
         import torch
@@ -248,7 +283,7 @@ class WorkerAgent:
             self._engines[backend] = self._make_engine(backend)
         return self._engines[backend]
 
-    def _admit(self, request: Receive | BeginInline) -> None:
+    def _admit(self, request: Receive | BeginInline | CheckResidency | ReceiveDisk) -> None:
         """Residency, checked before the first write (invariant 4)."""
         attached = self._attached.get(request.lane)
         if attached is None or attached.plan.plan_digest != request.plan_digest:

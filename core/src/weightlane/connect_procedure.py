@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from weightlane.registry import Registry, Selected
     from weightlane.replica_session import ReplicaSession
     from weightlane.specs import RolloutSpec, TrainerSpec
+    from weightlane.transports.disk_folder import LaneFolder
     from weightlane.transports.shm import ShmSink
     from weightlane.types import BackendDescriptor, Mode, VerifyLevel
 
@@ -50,6 +51,7 @@ class Wishes:
     bucket_bytes: int
     bounds: Bounds
     lane: str
+    folder: str = ""
 
     def shared(self) -> dict[str, str]:
         """The arguments that must be the same on every rank, as text."""
@@ -58,6 +60,7 @@ class Wishes:
             "verify": self.verify,
             "transport": self.transport.value if self.transport else "None",
             "bucket_bytes": str(self.bucket_bytes),
+            "folder": self.folder,
         }
 
 
@@ -77,6 +80,7 @@ class ConnectProcedure:
         self._replicas: tuple[OpenReplica, ...] = ()
         self._rings: list[ShmSink] = []
         self._sessions: list[ReplicaSession] = []
+        self._folder: LaneFolder | None = None
         self._group: ProcessGroup | None = None
 
     def run(self) -> Lane:
@@ -104,6 +108,8 @@ class ConnectProcedure:
             ring.close()
         for session in self._sessions:
             session.close()
+        if self._folder is not None:
+            self._folder.close()
         for replica in self._replicas:
             replica.endpoint.close()
 
@@ -163,6 +169,7 @@ class ConnectProcedure:
             targets=tuple(spec.target for spec in wishes.replicas),
             pins=tuple(spec.plugin for spec in wishes.replicas),
             open_seconds=self._bounds.connect,
+            folder=wishes.folder,
         )
         self._replicas = open_replicas(self._registry, request)
         plan = make_plan(self._registry, request, [item.manifest for item in joined], self._replicas)
@@ -216,6 +223,10 @@ class ConnectProcedure:
     def _make_rings(self, plan: LanePlan) -> Ready:
         from weightlane.transports.shm import ShmSink
 
+        if self._is_controller and plan.over_disk:
+            from weightlane.transports.disk_folder import LaneFolder
+
+            self._folder = LaneFolder(plan.lane, plan.folder)
         for replica in plan.replicas:
             if replica.transport is not TransportName.SHM:
                 continue
@@ -273,18 +284,20 @@ class ConnectProcedure:
         for replica in self._replicas:
             session = ReplicaSession(plan, replica.number, replica.endpoint, self._bounds)
             self._sessions.append(session)
-            session.attach({place.worker: place.path for place in places if place.replica == replica.number})
+            rings = {place.worker: place.path for place in places if place.replica == replica.number}
+            session.attach(rings, self._folder.path if self._folder else "")
 
     def _mover(self, plan: LanePlan, selected: Selected | None, export: ExportContext | None) -> Mover:
         from weightlane.moving import Mover
-        from weightlane.transports.choice import controller_sink
+        from weightlane.transports.choice import controller_sink, folder_sink
 
         if selected is None or export is None:
             raise AssertionError("a rank that could not describe its export cannot have agreed on a plan")
         fed_here = [
             controller_sink(plan, number, session.endpoint) for number, session in enumerate(self._sessions)
         ]
-        sinks = (*self._rings, *(sink for sink in fed_here if sink is not None))
+        folder = None if self._folder is None else folder_sink(plan, self._folder, self._sessions)
+        sinks = tuple(sink for sink in (*self._rings, *fed_here, folder) if sink is not None)
         stream = StreamContext(
             export=export,
             manifest=plan.manifest,
@@ -295,7 +308,7 @@ class ConnectProcedure:
             serving_ranks=plan.serving_ranks,
             wanted=bool(sinks),
         )
-        return Mover(self._registry, selected, stream, sinks, tuple(self._rings), self._channel)
+        return Mover(self._registry, selected, stream, sinks, tuple(self._rings), self._channel, folder)
 
     def _await(self, key: str, kind: type[_T]) -> _T:
         """Waits for the controller's word; the controller itself may wait for ranks and then for engines."""

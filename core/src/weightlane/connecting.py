@@ -29,7 +29,8 @@ def connect(
     rollout: Sequence[RolloutSpec] | None,
     mode: Mode | Literal["full", "merged", "adapter"] = Mode.FULL,
     verify: VerifyLevel = "digest",
-    transport: TransportName | Literal["inprocess", "shm", "inline"] | None = None,
+    transport: TransportName | Literal["inprocess", "shm", "inline", "disk"] | None = None,
+    folder: str = "",
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     control: str | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
@@ -45,7 +46,11 @@ def connect(
         rollout: the replicas, on rank 0; None or anything elsewhere.
         mode: what to move.
         verify: `off`, `counts`, or `digest` (counts and an xxh3 over every byte on both sides).
-        transport: None chooses: by reference in one process, a ring on one host, by value otherwise.
+        transport: None chooses: by reference in one process, a ring on one host, by value otherwise. `disk`
+            is never chosen for you.
+        folder: for transport `disk`: where rank 0 writes each version as safetensors files, and all engine
+            workers read them, so both must see it. The lane makes a private folder of its own below it and
+            leaves the published version there. "" takes a temporary folder, removed at `close`.
         bucket_bytes: size of one bucket; a larger tensor travels alone.
         control: `tcp://host:port` of the control channel, equal on all ranks; None asks the store that
             `torch.distributed` was initialised with.
@@ -77,6 +82,7 @@ def connect(
         transport=None if transport is None else TransportName(transport),
         bucket_bytes=bucket_bytes,
         bounds=bounds,
+        folder=folder,
         lane=f"lane-{number}-{secrets.token_hex(3)}",
     )
     procedure = ConnectProcedure(wishes, channel)

@@ -66,7 +66,7 @@ class Lane:
         self._sessions = tuple(sessions)
         self._bounds = bounds
         self._registry = registry
-        self._patience = bounds.whole_sync(len(plan.buckets), len(plan.replicas))
+        self._patience = bounds.whole_sync(plan.bucket_waits, len(plan.replicas))
         self._sync = 0
         self._broken_by = 0
         self._staged: SyncReport | None = None
@@ -144,6 +144,7 @@ class Lane:
         except BaseException as error:
             raise self._failed(sync, version, error, "committing") from error
         self._published = report
+        self._mover.published(sync)
         self._emit("published", version, nbytes=report.nbytes, seconds=report.seconds)
 
     def close(self) -> None:

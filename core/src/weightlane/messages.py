@@ -30,7 +30,8 @@ class WireTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a receiver needs once per lane: every tensor, the bucket layouts and the ring to read from.
 
-    `ring` maps a worker number to the path of the ring that it reads (transport `shm` only).
+    `ring` maps a worker number to the path of the ring that it reads (transport `shm` only), `folder` is the
+    lane's folder (transport `disk` only).
     """
 
     lane: str
@@ -41,6 +42,7 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buckets: tuple[BucketLayout, ...]
     ring: dict[int, str] = {}
     verify: str = "digest"
+    folder: str = ""
 
 
 class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="describe"):
@@ -97,6 +99,29 @@ class FinishInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     sync: int
 
 
+class CheckResidency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check-residency"):
+    """Ask whether the worker still holds the plan and is the planned incarnation, before a sync is made."""
+
+    lane: str
+    plan_digest: str
+    incarnation: dict[int, str]
+
+
+class ReceiveDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="receive-disk"):
+    """Load one whole sync from the folder `folder` below the lane's; answered by a `ReceiveReport`.
+
+    `manifest_digest` is the xxh3 of the manifest that the trainer wrote there last.
+    """
+
+    lane: str
+    plan_digest: str
+    sync: int
+    version: int
+    incarnation: dict[int, str]
+    folder: str
+    manifest_digest: str
+
+
 class Publish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="publish"):
     """Every worker of every replica has verified: serve `version` from now on."""
 
@@ -120,7 +145,17 @@ class Detach(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="detac
 
 
 AgentRequest: TypeAlias = (
-    Describe | Attach | Receive | BeginInline | LoadInline | FinishInline | Publish | Cancel | Detach
+    Describe
+    | Attach
+    | Receive
+    | BeginInline
+    | LoadInline
+    | FinishInline
+    | CheckResidency
+    | ReceiveDisk
+    | Publish
+    | Cancel
+    | Detach
 )
 
 # agent -> controller -----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weightlane.plan import LanePlan
     from weightlane.registry import Registry, Selected
     from weightlane.stream import ExportStream
+    from weightlane.transports.disk import DiskSink
     from weightlane.transports.shm import ShmSink
     from weightlane.transports.sink import Sink, SinkBounds
 
@@ -32,6 +33,7 @@ class Mover:
     sinks: tuple[Sink, ...]
     rings: tuple[ShmSink, ...]
     channel: ControlChannel
+    folder: DiskSink | None = None
 
     def open_stream(self) -> ExportStream:
         """This sync's stream, not entered yet."""
@@ -45,6 +47,11 @@ class Mover:
         """
         for sink in self.sinks:
             sink.abort(cause, sync=sync)
+
+    def published(self, sync: int) -> None:
+        """Every replica serves what `sync` moved."""
+        if self.folder is not None:
+            self.folder.published(sync)
 
     def close(self) -> None:
         """Stops beating for the rings, then frees all sinks."""

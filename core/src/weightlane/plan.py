@@ -41,7 +41,10 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole plan, equal on every rank."""
+    """The whole plan, equal on every rank.
+
+    `folder` is where transport `disk` writes, as the user named it ("": a private temporary folder).
+    """
 
     lane: str
     mode: Mode
@@ -54,6 +57,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[WireTensor, ...]
     buckets: tuple[BucketLayout, ...]
     replicas: tuple[ReplicaPlan, ...]
+    folder: str = ""
 
     def digest(self) -> str:
         """Sixteen hex digits; sender and receiver compare them before each sync."""
@@ -70,12 +74,30 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(entry for entry in self.entries if entry.dropped)
 
     @property
+    def sent_names(self) -> tuple[str, ...]:
+        """Canonical names of the tensors that travel, in the order of `tensors`."""
+        return tuple(entry.canonical for entry in self.entries if not entry.dropped)
+
+    @property
+    def over_disk(self) -> bool:
+        """Whether a replica is fed through a folder."""
+        return any(replica.transport is TransportName.DISK for replica in self.replicas)
+
+    @property
+    def bucket_waits(self) -> int:
+        """How many buckets one sync waits for; over disk each is written, then read."""
+        return len(self.buckets) * (2 if self.over_disk else 1)
+
+    @property
     def serving_ranks(self) -> tuple[int, ...]:
         """Ranks that send; all others only drain."""
         return tuple(sorted({peer for replica in self.replicas for peer in replica.peers}))
 
-    def receive_plan(self, replica: int, ring: dict[int, str]) -> ReceivePlan:
-        """What the workers of one replica need; `ring` maps worker to ring path (transport `shm`)."""
+    def receive_plan(self, replica: int, ring: dict[int, str], folder: str = "") -> ReceivePlan:
+        """What the workers of one replica need.
+
+        `ring` maps worker to ring path (transport `shm`), `folder` is the lane's (transport `disk`).
+        """
         chosen = self.replicas[replica]
         by_reference = chosen.transport is TransportName.INPROCESS
         return ReceivePlan(
@@ -87,6 +109,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             buckets=self.buckets,
             ring=ring,
             verify="counts" if by_reference else self.verify,
+            folder=folder if chosen.transport is TransportName.DISK else "",
         )
 
     def __str__(self) -> str:
@@ -104,6 +127,9 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lines.append(f"    backend {replica.backend} ({replica.distribution}), era {replica.era}")
             lines.extend(f"    evidence: {line}" for line in replica.evidence)
             lines.append(f"    transport {replica.transport.value}: {feeds}; coverage {replica.coverage}")
+            if replica.transport is TransportName.DISK:
+                folder = self.folder or "a new private temporary folder of rank 0, removed at close"
+                lines.append(f"    folder: {folder}")
             lines.extend(f"    note: {line}" for line in replica.notes + replica.program.notes)
         lines.extend(f"  dropped {entry.canonical}: {entry.dropped}" for entry in self.dropped)
         return "\n".join(lines)

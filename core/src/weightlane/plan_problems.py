@@ -8,6 +8,8 @@ from weightlane.errors import Problem
 from weightlane.front.frames import MAX_FRAME_BYTES
 from weightlane.manifest import DTYPE_BYTES, FLOATING
 from weightlane.program import AgentMove
+from weightlane.transports.disk_layout import stored_problems
+from weightlane.types import TransportName
 
 _FRAME_OVERHEAD = 4096
 
@@ -96,6 +98,18 @@ def disagreements(mapped: Sequence[tuple[NameEntry, ...]], replicas: Sequence[Op
         for mine, theirs in zip(mapped[0], entries, strict=True)
         if (mine.wire, mine.dtype, mine.dropped) != (theirs.wire, theirs.dtype, theirs.dropped)
     ]
+
+
+def folder_problems(
+    transport: TransportName | None, folder: str, entries: Sequence[NameEntry], tensors: Sequence[WireTensor]
+) -> list[Problem]:
+    """A folder that nothing would write to, and tensors that a safetensors file cannot hold."""
+    if transport is TransportName.DISK:
+        return stored_problems(tensors, [entry.canonical for entry in entries if not entry.dropped])
+    if folder:
+        what = f"{folder} was named, but transport {transport.value if transport else 'None'} was asked for"
+        return [Problem("transport", "folder", what, "Pass transport='disk' too, or leave folder out.")]
+    return []
 
 
 def frame_problems(

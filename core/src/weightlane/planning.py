@@ -16,6 +16,7 @@ from weightlane.plan_problems import (
     disagreements,
     dtype_problems,
     duplicate_names,
+    folder_problems,
     frame_problems,
     tie_problems,
 )
@@ -64,6 +65,7 @@ class PlanRequest:
     targets: tuple[RolloutTarget, ...]
     pins: tuple[str | None, ...]
     open_seconds: float
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,15 @@ def make_plan(
     shapes = {spec.name: spec.shape for spec in manifest.tensors}
     tensors = wire_tensors(entries, shapes)
     buckets = lay_out_buckets(tensors, bucket_bytes=request.bucket_bytes)
+    problems.extend(folder_problems(request.transport, request.folder, entries, tensors))
     plans: list[ReplicaPlan] = []
     for replica in replicas:
         transport = choose_transport(
-            replica.selected.descriptor, replica.workers, parts, wanted=request.transport
+            replica.selected.descriptor,
+            replica.workers,
+            parts,
+            wanted=request.transport,
+            folder=request.folder,
         )
         if isinstance(transport, Problem):
             problems.append(transport)
@@ -166,6 +173,7 @@ def make_plan(
         tensors=tensors,
         buckets=buckets,
         replicas=tuple(plans),
+        folder=request.folder,
     )
 
 

@@ -13,11 +13,13 @@ from weightlane.messages import (
     AgentRequest,
     Attach,
     Cancel,
+    CheckResidency,
     Detach,
     Done,
     FinishInline,
     Publish,
     Receive,
+    ReceiveDisk,
     ReceiveReport,
 )
 from weightlane.types import TransportName
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from weightlane.endpoint import EngineEndpoint
     from weightlane.plan import LanePlan
     from weightlane.program import EngineCall
+    from weightlane.transports.disk import WrittenVersion
 
 _CLEANUP_SECONDS = 5.0
 _T = TypeVar("_T")
@@ -51,6 +54,8 @@ class ReplicaSession:
         self.endpoint = endpoint
         self._bounds = bounds
         self._receiving: _ReceiveCall | None = None
+        self._on_failure: Callable[[BaseException], None] = _ignore
+        self._reports_within = bounds.finish
         self._paused = False
         self._dirty = False
 
@@ -64,15 +69,16 @@ class ReplicaSession:
         """Whether counts and digests come back."""
         return self._replica.has_agent
 
-    def attach(self, ring: dict[int, str]) -> None:
+    def attach(self, ring: dict[int, str], folder: str = "") -> None:
         """Gives every worker the plan; each checks it against what it holds and refuses before any write."""
         if self.has_agent:
-            request = Attach(self._plan.receive_plan(self._replica.replica, ring))
+            request = Attach(self._plan.receive_plan(self._replica.replica, ring, folder))
             self._call(request, Done, self._bounds.connect)
 
     def begin(self, sync: int, version: int, on_failure: Callable[[BaseException], None]) -> None:
         """Pauses the engine as planned and, over a ring, starts the long receive call in a thread."""
         self._receiving = None
+        self._on_failure = on_failure
         if self._replica.program.pause and not self._paused:
             # Before the calls: one that fails half-way must be resumed as well.
             self._paused = True
@@ -90,6 +96,25 @@ class ReplicaSession:
             # The call lasts a whole sync; liveness of both sides ends it long before this bound does.
             seconds = self._bounds.whole_sync(len(self._plan.buckets), 1)
             self._receiving = _ReceiveCall(lambda: self._call(request, ReceiveReport, seconds), on_failure)
+        if self._replica.transport is TransportName.DISK:
+            # Else a worker made anew would be found out only after the whole version was written.
+            residency = CheckResidency(self._plan.lane, self._plan.digest(), self._replica.incarnations)
+            self._call(residency, Done, self._bounds.bucket)
+
+    def load_from_disk(self, written: WrittenVersion) -> None:
+        """Over a folder: starts every worker's loading of it, in a thread."""
+        request = ReceiveDisk(
+            lane=self._plan.lane,
+            plan_digest=self._plan.digest(),
+            sync=written.sync,
+            version=written.version,
+            incarnation=self._replica.incarnations,
+            folder=written.folder,
+            manifest_digest=written.manifest_digest,
+        )
+        seconds = self._bounds.bucket * len(self._plan.buckets) + self._bounds.finish
+        self._reports_within = seconds
+        self._receiving = _ReceiveCall(lambda: self._call(request, ReceiveReport, seconds), self._on_failure)
 
     def reports(self, sync: int, check: Callable[[], None]) -> list[ReceiveReport]:
         """Every worker's report; empty where no agent runs."""
@@ -97,7 +122,7 @@ class ReplicaSession:
             return []
         if self._receiving is None:
             return self._call(FinishInline(self._plan.lane, sync), ReceiveReport, self._bounds.finish)
-        return self._receiving.result(self._bounds.finish, check, self.address)
+        return self._receiving.result(self._reports_within, check, self.address)
 
     def settle(self, version: int) -> None:
         """Runs the engine calls that belong after the last bucket."""
@@ -155,6 +180,10 @@ class ReplicaSession:
 
     def _call(self, request: AgentRequest, kind: type[_T], seconds: float) -> list[_T]:
         return call_agents(self.endpoint, request, kind, workers=len(self._replica.peers), seconds=seconds)
+
+
+def _ignore(error: BaseException) -> None:
+    """Before the first sync nobody waits for a failure."""
 
 
 def cancel_all(

@@ -68,6 +68,7 @@ class TransportName(str, Enum):
     INPROCESS = "inprocess"
     SHM = "shm"
     INLINE = "inline"
+    DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from weightlane.front.gate import ServingGate
 if TYPE_CHECKING:
     from weightlane.front.engine import FrontEngine
 
-_SYNC_STARTS = frozenset({"receive", "begin-inline"})
+_SYNC_STARTS = frozenset({"receive", "begin-inline", "receive-disk"})
 _SYNC_GOES_ON = frozenset({"load-inline", "finish-inline"})
 
 

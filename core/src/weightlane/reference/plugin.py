@@ -52,7 +52,12 @@ def weightlane_register_backends() -> list[BackendDescriptor]:
                     Capability.WEIGHT_VERSION,
                 }
             ),
-            transports=(TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE),
+            transports=(
+                TransportName.INPROCESS,
+                TransportName.SHM,
+                TransportName.INLINE,
+                TransportName.DISK,
+            ),
             summary="transformers in its own process; right rather than fast",
             install_hint='pip install "weightlane[reference]"',
         )
@@ -144,6 +149,8 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
         return Program(AgentMove("shm"))
     if context.transport is TransportName.INLINE:
         return Program(AgentMove("inline"))
+    if context.transport is TransportName.DISK:
+        return Program(AgentMove("disk"))
     return Program(AgentMove("inprocess"))
 
 

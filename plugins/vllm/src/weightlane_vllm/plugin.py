@@ -56,7 +56,12 @@ def weightlane_register_backends() -> Iterable[BackendDescriptor]:
             capabilities=frozenset(
                 {Capability.RECEIVE_FULL, Capability.WORKER_AGENT, Capability.WEIGHT_VERSION}
             ),
-            transports=(TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE),
+            transports=(
+                TransportName.INPROCESS,
+                TransportName.SHM,
+                TransportName.INLINE,
+                TransportName.DISK,
+            ),
             summary="vLLM through an agent in its workers; plain checkpoint names.",
             install_hint="pip install 'weightlane-vllm[vllm]' where the engine runs",
         )
