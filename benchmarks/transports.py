@@ -3,7 +3,7 @@
     python benchmarks/transports.py [--megabytes 100] [--syncs 5] [--folder DIR] [--json]
 
 Seconds are those of the sync's report: from the call to the worker's verified report, with digests.
-The folder of transport `disk` decides what is measured there: a disk, or memory if it is a memory file system.
+What transport `disk` measures is the folder's: a disk, or memory where it is a memory file system.
 """
 
 from __future__ import annotations

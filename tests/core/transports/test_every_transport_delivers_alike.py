@@ -72,7 +72,7 @@ def test_one_manifest_and_one_layout_whatever_the_transport() -> None:
             received = rig.plan.receive_plan(0, {})
             assert received.plan_digest == rig.plan.digest(), "which covers manifest, mode and phase"
             plans.append((rig.plan.manifest, rig.plan.phase, received.tensors, received.buckets))
-    assert plans[0] == plans[1] == plans[2]
+    assert all(plan == plans[0] for plan in plans)
 
 
 @pytest.mark.requirement("R58")
@@ -85,8 +85,9 @@ def test_each_bucket_is_applied_before_the_trainer_has_to_give_many_more(way: st
             assert sum(slot_sizes(rig.plan.buckets)) < sum(layout.nbytes for layout in rig.plan.buckets)
         whole_sync(rig)
         assert [names for names, _ in rig.receiver.loads] == [(name,) for name in sent]
-        # Over a ring the trainer may be ahead by what its slots hold and one more that waits for a slot.
-        ahead = SLOTS + 1 if way == "shm" else 1
+        # Over a ring the trainer may be ahead by what its slots hold and one more that waits for a slot. Over
+        # a folder all buckets lie on the disk before the first is loaded, and one at a time is in memory.
+        ahead = {"shm": SLOTS + 1, "disk": len(sent)}.get(way, 1)
         assert not too_far_ahead(rig.receiver, ahead)
 
 
@@ -145,11 +146,14 @@ def test_a_receiver_that_fails_at_a_bucket_ends_the_sender_s_call_with_its_words
         expected = {"shm": SyncError, "request": KeyError}.get(
             way, EngineError if way == "inline" else KeyError
         )
-        with pytest.raises(expected, match=r"lm_head\.weight is not here"):
-            rig.move(1, 11)
+        if way == "disk":
+            rig.move(1, 11)  # the worker reads what lies there whole; its report tells
+        else:
+            with pytest.raises(expected, match=r"lm_head\.weight is not here"):
+                rig.move(1, 11)
+            assert rig.stream.asked <= 2 + SLOTS + 1 + 1, "the stream was not drained into nothing"
         assert time.monotonic() - started < 10
-        assert rig.stream.asked <= 2 + SLOTS + 1 + 1, "the stream was not drained into nothing"
-        if way == "shm":
+        if way in ("shm", "disk"):
             with pytest.raises(EngineError, match=r"lm_head\.weight is not here"):
                 rig.reports(1)
         rig.receiver.fails_at_load = -1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,11 @@ from weightlane.moving import Mover, move_buckets
 from weightlane.packing import dtype_name, memory_of
 from weightlane.plan import LanePlan, ReplicaPlan
 from weightlane.program import AgentMove, Program, RequestMove
-from weightlane.receiver import ExpectedTensor, WorkerDescription
+from weightlane.receiver import ExpectedTensor, NameEntry, WorkerDescription
 from weightlane.replica_session import ReplicaSession
-from weightlane.transports.choice import controller_sink
+from weightlane.ring_file import shared_memory_folder
+from weightlane.transports.choice import controller_sink, folder_sink
+from weightlane.transports.disk_folder import LaneFolder
 from weightlane.transports.shm import ShmSink
 from weightlane.transports.sink import SinkBounds
 from weightlane.types import Mode, Phase, TransportName
@@ -32,8 +35,8 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 256
 # The last is for an engine that has no agent and takes requests of its own.
-WAYS = ("shm", "inline", "inprocess", "request")
-BY_AGENT = WAYS[:3]
+WAYS = ("shm", "inline", "inprocess", "disk", "request")
+BY_AGENT = WAYS[:4]
 SECONDS = 20.0
 
 Arrived = tuple[str, str, tuple[int, ...], bytes]
@@ -165,7 +168,7 @@ def plan_of(tensors: dict[str, Tensor], way: str) -> LanePlan:
         trainer_backend="torch",
         manifest=Manifest(Phase.FULL, 1, specs),
         verify="digest",
-        entries=(),
+        entries=tuple(NameEntry(wire.name, wire.name, wire.dtype) for wire in wires),
         tensors=wires,
         buckets=lay_out_buckets(wires, bucket_bytes=BUCKET_BYTES),
         replicas=(replica,),
@@ -182,10 +185,17 @@ class Rig:
         self.endpoint = FakeEndpoint(self.receiver)
         endpoint: Any = self.endpoint
         self.session = ReplicaSession(self.plan, 0, endpoint, Bounds(bucket=SECONDS, lost_after=SECONDS))
-        sink = controller_sink(self.plan, 0, endpoint)
+        self.parent: tempfile.TemporaryDirectory[str] | None = None
+        folder = None
+        if way == "disk":
+            # In memory, where `fsync` costs nothing.
+            self.parent = tempfile.TemporaryDirectory(dir=shared_memory_folder())
+            folder = LaneFolder(self.plan.lane, self.parent.name)
+        sink = folder_sink(self.plan, folder, [self.session]) if folder else None
+        sink = sink or controller_sink(self.plan, 0, endpoint)
         self.ring = None if sink else ShmSink(self.plan, replica=0, worker=0)
         self.sink: Any = sink or self.ring
-        self.session.attach({0: self.ring.path} if self.ring else {})
+        self.session.attach({0: self.ring.path} if self.ring else {}, folder.path if folder else "")
 
     def move(self, sync: int, version: int) -> str:
         """Begins, moves all buckets, and gives the digest of what was sent."""
@@ -207,6 +217,8 @@ class Rig:
     def close(self) -> None:
         self.session.close()
         self.sink.close()
+        if self.parent:
+            self.parent.cleanup()
 
 
 @contextmanager
