@@ -37,7 +37,7 @@ def ran(engine: FrontProcess, model_folder: Path, folder: Path) -> list[RankOutc
     return outcomes
 
 
-@pytest.mark.requirement("R67")
+@pytest.mark.requirement("R67", part="full weights")
 def test_every_transport_carries_one_manifest_and_one_digest(ran: list[RankOutcome]) -> None:
     for placement in ("replicated", "partitioned"):
         told = [
