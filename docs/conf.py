@@ -16,6 +16,7 @@ sys.path.insert(0, str(HERE))
 
 from command_reference import command_pages  # noqa: E402
 from selection_words import SCENES  # noqa: E402
+from sphinx.ext.napoleon import GoogleDocstring  # noqa: E402
 from support_matrix import installed_registry, matrix_page, matrix_rows  # noqa: E402
 
 from weightlane import __version__  # noqa: E402
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
 project = "weightlane"
 version = release = __version__
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["sphinx.ext.autodoc"]
 exclude_patterns = ["_build", "_generated", "examples"]
 default_role = "literal"  # as in the docstrings: `name` is code
+smartquotes = False  # --model is an option, not a dash
 nitpicky = True  # a reference that somebody wrote must lead somewhere
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -37,7 +39,7 @@ autodoc_class_signature = "separated"
 add_module_names = False
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
-napoleon_numpy_docstring = False
+autodoc_default_options = {"exclude-members": "__init__, __new__"}  # nobody makes a Lane by hand
 
 html_theme = "furo"  # its scripts, styles and icons are files of the site; it loads no fonts
 html_title = f"weightlane {version}"
@@ -67,6 +69,19 @@ def _leave_unlinked(app: object, env: object, node: Element, text: Element) -> E
     return None if "refwarn" in node else text
 
 
+def _read_google_style(
+    app: object, what: str, name: str, described: object, options: object, lines: list[str]
+) -> None:
+    """Turns `Args:` and `Raises:` into fields.
+
+    Not by sphinx.ext.napoleon as an extension: it takes an attribute's "On rank 0: ..." for a type.
+    """
+    del app, options
+    if what not in {"attribute", "data", "property"}:
+        lines[:] = GoogleDocstring(list(lines), what=what, name=name, obj=described).lines()
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _read_google_style)
     app.connect("missing-reference", _leave_unlinked)

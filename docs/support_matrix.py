@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightlane.registry import Selected
 
-HEAD = ("Engine", "Role", "Era", "Versions", "Capabilities", "Transports", "Probe", "Distribution")
+HEAD = ("Engine, plugin", "Role", "Era", "Versions", "Capabilities", "Transports", "Probe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,13 @@ def _row(item: Selected) -> MatrixRow:
 
 def _cells(row: MatrixRow) -> tuple[str, ...]:
     return (
-        literal(row.engine),
+        f"| {literal(row.engine)}\n| {literal(row.distribution)}",
         row.role,
         literal(row.era),
         literal(row.versions) or "any",
         "\n".join(f"| {literal(name)}" for name in row.capabilities) or "none",
         "\n".join(f"| {literal(name)}" for name in row.transports) or "\u2013",
         literal(row.probe) or "none: the range decides",
-        literal(row.distribution),
     )
 
 

@@ -80,5 +80,5 @@ def test_the_page_shows_every_file_of_it(docs: Path) -> None:
 
 def test_the_page_tells_of_every_hook_where_and_when_it_is_called(docs: Path) -> None:
     table = (docs / "contract.rst").read_text().split("A whole plugin\n")[0]
-    listed = re.findall(r"^   \* - :func:`~weightlane\.hookspecs\.(\w+)`$", table, re.MULTILINE)
+    listed = re.findall(r"^   \* - \| :func:`~weightlane\.hookspecs\.(\w+)`$", table, re.MULTILINE)
     assert sorted(listed) == sorted(HOOKS)
