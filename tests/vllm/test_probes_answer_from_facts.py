@@ -118,6 +118,17 @@ def test_an_installed_package_is_read_and_not_imported(
     assert isinstance(probe_lora_load_weights(facts), Viable)
 
 
+def test_a_package_of_another_environment_is_read_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeInstall(tmp_path, monkeypatch, "vllm", "0.32.0", SOURCES)
+    monkeypatch.undo()
+    assert installed_facts(DISTRIBUTIONS) is None
+    there = installed_facts(DISTRIBUTIONS, [str(tmp_path)])
+    assert there is not None
+    assert isinstance(probe_lora_load_weights(there), Viable)
+
+
 def test_an_older_wrapper_without_load_weights_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from packaging.version import InvalidVersion, Version
 
+from weightlane.facts import is_word_alone
 from weightlane.loading import api_refusal
 from weightlane.pins import assume_variable
 from weightlane.probes import NotViable, Viable, always_viable
@@ -69,6 +70,9 @@ def judge(backend: Selected, facts: EngineFacts) -> Verdict:
     probed = descriptor.probe is not always_viable
     if not probed and position != "inside":
         return Verdict(backend, position, reason=f"it serves {wanted} and found {found}")
+    if probed and position == "inside" and is_word_alone(facts):
+        note = f"no {facts.engine} was at hand, so its probe had nothing to look at: the version decided"
+        return Verdict(backend, position, (f"{found} fits {wanted}",), (note,))
     try:
         result: object = descriptor.probe(facts)
     except Exception as exc:  # noqa: BLE001 - one plugin's probe must not stop the others

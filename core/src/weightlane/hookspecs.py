@@ -92,7 +92,13 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
 
 @_hookspec
 def weightlane_plan_launch(context: LaunchContext) -> LaunchPlan:
-    """Arguments with which the engine must be started for this mode. Pure."""
+    """How the engine must be started for this mode so that a lane can reach it. Starts nothing.
+
+    The demo and tests start the engine from the same source, so that what is printed is what was tried.
+
+    Raises:
+        PlanError: the engine cannot be started so; every problem is in it.
+    """
     raise NotImplementedError
 
 

@@ -57,7 +57,7 @@ def raise_no_candidate(registry: Registry, role: Role, engine: str, verdicts: Se
         lines.append(f"Near: {', '.join(near)}.")
     causes = [item.cause for item in verdicts] + [registry.cause_of(item) for item in unusable]
     raise SelectionError(
-        f"No {role} backend fits {engine}.", " ".join(lines), _advice(engine, near, verdicts)
+        f"No {role} backend fits {engine}.", " ".join(lines), _advice(registry, engine, near, verdicts)
     ) from next((cause for cause in causes if cause), None)
 
 
@@ -73,7 +73,7 @@ def _near(registry: Registry, engine: str) -> tuple[str, ...]:
     return near_names(engine, {*registry.engines(), *PUBLISHED})
 
 
-def _advice(engine: str, near: Sequence[str], verdicts: Sequence[Verdict]) -> str:
+def _advice(registry: Registry, engine: str, near: Sequence[str], verdicts: Sequence[Verdict]) -> str:
     hints = [
         item.backend.descriptor.install_hint for item in verdicts if item.backend.descriptor.install_hint
     ]
@@ -81,6 +81,8 @@ def _advice(engine: str, near: Sequence[str], verdicts: Sequence[Verdict]) -> st
         return f"Run {hints[0]}, or state the version of an odd build with {assume_variable(engine)}."
     if verdicts:
         return f"Install a version that fits, or state that of an odd build with {assume_variable(engine)}."
+    if near and near[0] in registry.engines():
+        return f"Write {near[0]}."
     command = install_command(engine) or (install_command(near[0]) if near else "")
     return f"Run {command}." if command else "Install a distribution that registers a backend for it."
 

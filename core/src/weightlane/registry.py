@@ -234,19 +234,26 @@ class Registry(HookCalls):
                 raise not_usable(item.status) from item.cause
         return None
 
-    def collect_facts(self, engine: str, target: RolloutTarget | None = None) -> EngineFacts:
+    def collect_facts(
+        self, engine: str, target: RolloutTarget | None = None, *, search_path: Sequence[str] = ()
+    ) -> EngineFacts:
         """Facts of one engine, from the best source that any plugin registering it reaches.
 
         Without a target, an engine that no plugin describes is looked up by its distributions' metadata. With
         one, what is installed here says nothing of it, so facts without a version come back. A version that
         the user assumes (`WEIGHTLANE_ASSUME_<ENGINE>_VERSION`) replaces the one found.
 
+        Args:
+            engine: the engine's name.
+            target: a live engine to ask; None looks at what is installed.
+            search_path: folders of another environment of this machine, in which to look instead.
+
         Raises:
             WeightlaneError: no plugin gave facts, and one failed; the first failure.
         """
         from weightlane.fact_sources import collect_facts
 
-        return collect_facts(self, engine, target)
+        return collect_facts(self, engine, target, tuple(search_path))
 
 
 _process_registry: Registry | None = None

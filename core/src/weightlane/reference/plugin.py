@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
-from weightlane.contexts import LaunchPlan
-from weightlane.errors import EngineError, PlanError, Problem
+from weightlane.errors import EngineError
 from weightlane.facts import EngineFacts
 from weightlane.hookspecs import hookimpl
+from weightlane.installations import find_distribution
 from weightlane.probes import always_viable
 from weightlane.program import AgentMove, Lifecycle, Program
 from weightlane.receiver import NameEntry
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         EndpointContext,
         FactsContext,
         LaunchContext,
+        LaunchPlan,
         MapNamesContext,
     )
     from weightlane.endpoint import EngineEndpoint
@@ -59,7 +59,7 @@ def weightlane_register_backends() -> list[BackendDescriptor]:
                 TransportName.DISK,
             ),
             summary="transformers in its own process; right rather than fast",
-            install_hint='pip install "weightlane[reference]"',
+            install_hint="pip install 'weightlane[reference]'",
         )
     ]
 
@@ -70,12 +70,8 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
     if context.engine != ENGINE:
         return None
     if context.target is None:
-        for distribution in context.distributions:
-            try:
-                return EngineFacts(engine=ENGINE, version=metadata.version(distribution), source="installed")
-            except metadata.PackageNotFoundError:
-                continue
-        return None
+        found = find_distribution(context.distributions, context.search_path)
+        return EngineFacts(engine=ENGINE, version=found.version, source="installed") if found else None
     if context.target.handle is not None:
         return _engine_of(context.target.handle).facts()
     from weightlane.front.client import FrontEndpoint
@@ -89,22 +85,10 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
 
 @hookimpl
 def weightlane_plan_launch(context: LaunchContext) -> LaunchPlan:
-    """`python` arguments of the engine's server; the address is the caller's to add."""
-    if context.tensor_parallel != 1:
-        raise PlanError(
-            [
-                Problem(
-                    "capability",
-                    "tensor_parallel",
-                    f"the reference engine runs on one worker, and {context.tensor_parallel} were asked for",
-                    "Use tensor_parallel=1, or another engine.",
-                )
-            ]
-        )
-    return LaunchPlan(
-        arguments=("-m", "weightlane.reference.server", "--model", context.model),
-        notes=("add --address unix:/path and start it with the engine environment's python",),
-    )
+    """The engine's server behind a front."""
+    from weightlane.reference.launch import plan_launch
+
+    return plan_launch(context)
 
 
 @hookimpl

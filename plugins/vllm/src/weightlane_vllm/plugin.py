@@ -63,7 +63,7 @@ def weightlane_register_backends() -> Iterable[BackendDescriptor]:
                 TransportName.DISK,
             ),
             summary="vLLM through an agent in its workers; plain checkpoint names.",
-            install_hint="pip install 'weightlane-vllm[vllm]' where the engine runs",
+            install_hint="pip install 'weightlane-vllm[vllm]'",
         )
     ]
 
@@ -74,7 +74,7 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
     if target is None:
         from weightlane_vllm.facts import installed_facts
 
-        return installed_facts(context.distributions)
+        return installed_facts(context.distributions, context.search_path)
     if target.handle is not None:
         from contextlib import closing
 
