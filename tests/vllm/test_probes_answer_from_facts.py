@@ -121,11 +121,11 @@ def test_an_installed_package_is_read_and_not_imported(
 def test_a_package_of_another_environment_is_read_where_it_lies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    FakeInstall(tmp_path, monkeypatch, "vllm", "0.32.0", SOURCES)
-    monkeypatch.undo()
-    assert installed_facts(DISTRIBUTIONS) is None
+    FakeInstall(tmp_path, monkeypatch, "vllm", "0.31.77", SOURCES)
+    monkeypatch.undo()  # it is on the path of another interpreter
     there = installed_facts(DISTRIBUTIONS, [str(tmp_path)])
     assert there is not None
+    assert there.version == "0.31.77"
     assert isinstance(probe_lora_load_weights(there), Viable)
 
 
