@@ -1,4 +1,4 @@
-"""`weightlane doctor` for everything that can be amiss: the state, its meaning, and what mends it, tried out."""
+"""`weightlane doctor` for all that can be amiss: the state, its meaning, and what mends it, tried out."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_an_assumed_version_counts_and_is_called_one(
     done = run("doctor", "acme")
     assert done.status == 0
     assert "assumed      acme 1.5 (rollout): acme (only) of acme-lane 1.0" in done.out
-    assert "its version is the one that WEIGHTLANE_ASSUME_ACME_VERSION states" in done.out
+    assert "its version is what WEIGHTLANE_ASSUME_ACME_VERSION states" in done.out
     site.engine("acme-engine", "0.1+odd")
     installed = run("doctor", "--json").document
     assert (engine(installed)["state"], engine(installed)["version"]) == ("usable", "1.5")

@@ -127,9 +127,7 @@ def test_the_status_is_the_same_with_and_without_json(
     assert isinstance(done.document, dict)
 
 
-@pytest.mark.parametrize(
-    "words", [["doctor", "vlllm"], ["launch-args", "vlllm"], ["demo", "--rollout", "vlllm"]]
-)
+@pytest.mark.parametrize("words", [["doctor", "vlllm"], ["launch-args", "vlllm"]])
 def test_an_unknown_engine_has_near_ones(run: Callable[..., Run], words: list[str]) -> None:
     done = run(*words)
     assert done.status == 1

@@ -55,9 +55,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
 def row_of_chosen(role: Role, facts: EngineFacts, chosen: Selected) -> EngineRow:
     """An engine for which a backend was chosen."""
     assumed = facts.source == "assumed"
-    stated = (
-        f"Nothing of it was seen here; its version is the one that {assume_variable(facts.engine)} states."
-    )
+    stated = f"Nothing of it was seen here; its version is what {assume_variable(facts.engine)} states."
     return EngineRow(
         engine=facts.engine,
         role=role,
