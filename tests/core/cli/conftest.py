@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,22 +15,10 @@ from weightlane.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 
-def _neighbour() -> ModuleType:
-    """The conftest of tests/core/registry, which pytest shows to that folder alone."""
-    path = Path(__file__).parents[1] / "registry/conftest.py"
-    spec = importlib.util.spec_from_file_location("registry_conftest", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-site = _neighbour().site
+# Its conftest is shown by pytest to the folder tests/core/registry alone.
+site = runpy.run_path(str(Path(__file__).parents[1] / "registry/conftest.py"), run_name="registry")["site"]
 
 
 @dataclass(frozen=True)
