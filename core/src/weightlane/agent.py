@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weightlane.agent_state import Attached, OpenSync
+from weightlane.adapter_collector import AdapterCollector
+from weightlane.adapter_swap import AdapterSwap, replaces_in_place
+from weightlane.agent_state import Attached, BaseState, OpenSync
+from weightlane.attach_check import attach_problems
 from weightlane.buckets import slot_sizes
 from weightlane.errors import NotServableError, PlanError, ProtocolError, SyncError
 from weightlane.failures import failure_of
@@ -37,7 +40,7 @@ from weightlane.messages import (
     decode,
     encode,
 )
-from weightlane.plan_check import check_against_expected, check_layout
+from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +71,8 @@ class WorkerAgent:
         self._verified: tuple[str, int, int] | None = None
         self._held_version: int | None = None
         self._not_servable_cause = ""
+        self._base = BaseState()
+        self._swap = AdapterSwap()
         self._lock = threading.Lock()
 
     @property
@@ -144,16 +149,12 @@ class WorkerAgent:
         )
 
     def _attach(self, plan: ReceivePlan) -> AgentReply:
-        problems = check_layout(plan)
         description = self._describe(plan.backend)
-        well_formed = not problems
-        problems += check_against_expected(plan.tensors, description.expected, receiver=self._origin)
-        if well_formed:
-            # Engines may rely on a well-formed plan.
-            problems += self._engine(plan.backend).check_plan(plan)
+        engine = self._engine(plan.backend)
+        problems = attach_problems(plan, description, engine, self._base, receiver=self._origin)
         if problems:
             raise PlanError(problems, lane=plan.lane)
-        attached = Attached(plan)
+        attached = Attached(plan, base_writes=self._base.writes)
         if plan.transport == "shm":
             from weightlane.ring import RingReader
 
@@ -257,8 +258,13 @@ class WorkerAgent:
                 f"Version {request.version} cannot be published on {self._origin}.",
                 f"This worker has not completed sync {request.sync} of lane {request.lane} with it.",
             )
-        attached = self._attached[request.lane]
-        self._engine(attached.plan.backend).publish(request.version)
+        plan = self._attached[request.lane].plan
+        if plan.phase is Phase.ADAPTER:
+            self._not_servable_cause = f"Version {request.version} of its adapter was published in part only."
+            self._swap.publish()
+        else:
+            self._engine(plan.backend).publish(request.version)
+            self._base.published()
         self._held_version = request.version
         self._not_servable_cause = ""
         self._verified = None
@@ -275,6 +281,7 @@ class WorkerAgent:
         if self._last_opened and self._last_opened[0] == lane:
             self._open = None
             self._verified = None
+            self._discard_adapter()
 
     # -- shared steps -----------------------------------------------------------------------------------
 
@@ -302,12 +309,22 @@ class WorkerAgent:
                 "The engine or its model was made anew since connect.",
                 "Connect again.",
             )
+        if attached.plan.phase is Phase.ADAPTER and attached.base_writes != self._base.writes:
+            raise SyncError(
+                f"{self._origin} does not hold the base any more that the adapter of lane {request.lane} "
+                "was trained on.",
+                "Another lane has written its weights since connect.",
+                "Connect again.",
+            )
 
     def _open_sync(self, lane: str, sync: int, version: int) -> OpenSync:
         from weightlane.packing import WireDigest
 
+        self._discard_adapter()  # one that a sync before had loaded and nobody published
         plan = self._attached[lane].plan
-        self._open = OpenSync(plan, sync, version, WireDigest() if plan.verify == "digest" else None)
+        collector = AdapterCollector() if plan.phase is Phase.ADAPTER else None
+        digest = WireDigest() if plan.verify == "digest" else None
+        self._open = OpenSync(plan, sync, version, digest, collector)
         self._last_opened = (lane, sync)
         self._verified = None
         return self._open
@@ -330,18 +347,11 @@ class WorkerAgent:
 
     def _load(self, opened: OpenSync, layout: BucketLayout, tensors: list[tuple[str, Tensor]]) -> None:
         started = time.monotonic()
-        engine = self._engine(opened.plan.backend)
         try:
-            if not opened.begun:
-                # Not before the first bucket is here: a sync refused elsewhere before it moved anything
-                # leaves this worker as it was.
-                engine.begin(opened.version)
-                opened.begun = True
-                self._not_servable_cause = (
-                    f"Sync {opened.sync} (version {opened.version}) has begun and is not published."
-                )
-            if tensors:
-                opened.loaded += engine.load_weights(tensors)
+            if opened.collector is not None:
+                opened.collector.add(tensors)
+            else:
+                self._write(opened, tensors)
         except Exception as error:
             self._blame(opened.plan.lane, opened.sync, error)
             raise
@@ -350,10 +360,36 @@ class WorkerAgent:
         opened.tensors += len(layout.entries)
         opened.nbytes += sum(entry.nbytes for entry in layout.entries)
 
+    def _write(self, opened: OpenSync, tensors: list[tuple[str, Tensor]]) -> None:
+        engine = self._engine(opened.plan.backend)
+        if not opened.begun:
+            # Not before the first bucket is here: a sync refused elsewhere before it moved anything
+            # leaves this worker as it was.
+            engine.begin(opened.version)
+            opened.begun = True
+            self._not_servable_cause = _begun(opened)
+            self._base.written()
+            self._swap.drop_all()
+        if tensors:
+            opened.loaded += engine.load_weights(tensors)
+
+    def _load_adapter(self, opened: OpenSync, collector: AdapterCollector) -> None:
+        """The one call with the whole adapter, after the last bucket, be that empty."""
+        tensors = collector.whole([wire.name for wire in opened.plan.tensors])
+        if replaces_in_place(opened.plan):
+            self._not_servable_cause = _begun(opened)
+        opened.binding = self._swap.load(
+            self._engine(opened.plan.backend), opened.plan, tensors, opened.version
+        )
+        opened.loaded = len(tensors)
+
     def _finish(self, opened: OpenSync) -> ReceiveReport:
         started = time.monotonic()
         try:
-            self._engine(opened.plan.backend).finish(opened.version)
+            if opened.collector is not None:
+                self._load_adapter(opened, opened.collector)
+            else:
+                self._engine(opened.plan.backend).finish(opened.version)
         except Exception as error:
             self._blame(opened.plan.lane, opened.sync, error)
             raise
@@ -372,3 +408,17 @@ class WorkerAgent:
             self._verified = None
             if self._not_servable_cause:
                 self._not_servable_cause = cause
+            self._discard_adapter()
+
+    def _discard_adapter(self) -> None:
+        """Removes what a sync had loaded and did not publish; what is served stays and goes on serving."""
+        try:
+            self._swap.discard()
+        except Exception as error:  # noqa: BLE001 - it must not hide why the sync failed
+            self._not_servable_cause = (
+                f"An adapter that was never published could not be removed: {type(error).__name__}: {error}"
+            )
+
+
+def _begun(opened: OpenSync) -> str:
+    return f"Sync {opened.sync} (version {opened.version}) has begun and is not published."

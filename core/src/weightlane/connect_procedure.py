@@ -10,15 +10,17 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from weightlane.agreement import put_outcome
-from weightlane.contexts import ExportContext, StreamContext
+from weightlane.contexts import ExportContext, PeftConfigContext, StreamContext
 from weightlane.control import CONTROLLER, RankPlace
 from weightlane.errors import ExportError, PlanError, Problem, WeightlaneError
 from weightlane.lane_messages import Go, Joined, Planned, Ready, RingPlace
 from weightlane.planning import EXPORT_CAPABILITIES, MODE_PHASES, PlanRequest, make_plan, open_replicas
 from weightlane.registry import get_registry
 from weightlane.selection import select
-from weightlane.types import TransportName
+from weightlane.types import Phase, TransportName
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
     from weightlane.lane import Lane
+    from weightlane.manifest import RankManifest
     from weightlane.moving import Mover
     from weightlane.plan import LanePlan
     from weightlane.planning import OpenReplica
@@ -125,12 +128,22 @@ class ConnectProcedure:
         def describe() -> Joined:
             chosen.append(self._select_trainer())
             selected, export = chosen[0]
-            manifest = self._registry.call_describe_export(selected, export)
+            manifest = self._with_adapter(
+                selected, export, self._registry.call_describe_export(selected, export)
+            )
             place = RankPlace(self._channel.rank, socket.gethostname(), os.getpid())
             return Joined(place, manifest, self._wishes.shared())
 
         put_outcome(self._channel, f"connect/join/{self._channel.rank}", describe)
         return chosen[0] if chosen else (None, None)
+
+    def _with_adapter(
+        self, selected: Selected, export: ExportContext, manifest: RankManifest
+    ) -> RankManifest:
+        if export.phase is not Phase.ADAPTER or export.model is None:
+            return manifest
+        context = PeftConfigContext(selected.descriptor, export, manifest.tensors)
+        return replace(manifest, adapter=self._registry.call_normalize_peft_config(selected, context))
 
     def _select_trainer(self) -> tuple[Selected, ExportContext]:
         spec = self._wishes.trainer

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
     from weightlane.buckets import BucketLayout
     from weightlane.facts import EngineFacts
-    from weightlane.manifest import Manifest
+    from weightlane.manifest import Manifest, TensorSpec
     from weightlane.messages import WireTensor
+    from weightlane.peft import AdapterConfig
     from weightlane.receiver import NameEntry, WorkerDescription
     from weightlane.types import BackendDescriptor, Mode, Phase, TransportName, VerifyLevel
 
@@ -92,6 +93,25 @@ class ExportContext:
 
 
 @dataclass(frozen=True, slots=True)
+class PeftConfigContext:
+    """For `weightlane_normalize_peft_config`: one rank's export, and the adapter tensors it described."""
+
+    descriptor: BackendDescriptor
+    export: ExportContext
+    tensors: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressAdapterContext:
+    """For `weightlane_express_adapter`: the agreed adapter and the engine that is to take it."""
+
+    descriptor: BackendDescriptor
+    facts: EngineFacts
+    adapter: AdapterConfig
+    workers: tuple[WorkerDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamContext:
     """For `weightlane_export_params`: the agreed manifest and buckets, and the group made for this lane.
 
@@ -156,10 +176,12 @@ __all__ = [
     "BuildRequestsContext",
     "EndpointContext",
     "ExportContext",
+    "ExpressAdapterContext",
     "FactsContext",
     "LaunchContext",
     "LaunchPlan",
     "MapNamesContext",
+    "PeftConfigContext",
     "RolloutTarget",
     "StreamContext",
 ]

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 
     import pluggy
 
+    from weightlane.adapters import AdapterExpression
     from weightlane.contexts import (
         AgentContext,
         BuildRequestsContext,
         EndpointContext,
         ExportContext,
+        ExpressAdapterContext,
         FactsContext,
         LaunchContext,
         LaunchPlan,
         MapNamesContext,
+        PeftConfigContext,
         StreamContext,
     )
     from weightlane.endpoint import EngineEndpoint
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from weightlane.events import SyncEvent
     from weightlane.facts import EngineFacts
     from weightlane.manifest import RankManifest
+    from weightlane.peft import AdapterConfig
     from weightlane.program import Lifecycle, Program
     from weightlane.receiver import NameEntry
     from weightlane.stream import ExportStream
@@ -101,6 +105,11 @@ class HookCalls:
         with blamed_on(_site(selected, hook)):  # a generator does its work only now
             return tuple(answer)
 
+    def call_express_adapter(self, selected: Selected, context: ExpressAdapterContext) -> AdapterExpression:
+        """`weightlane_express_adapter` of the chosen backend."""
+        expression: AdapterExpression = self._call(selected, "weightlane_express_adapter", context)
+        return expression
+
     def call_build_requests(self, selected: Selected, context: BuildRequestsContext) -> Program:
         """`weightlane_build_requests` of the chosen backend."""
         program: Program = self._call(selected, "weightlane_build_requests", context)
@@ -115,6 +124,11 @@ class HookCalls:
         """`weightlane_describe_export` of the chosen backend."""
         manifest: RankManifest = self._call(selected, "weightlane_describe_export", context)
         return manifest
+
+    def call_normalize_peft_config(self, selected: Selected, context: PeftConfigContext) -> AdapterConfig:
+        """`weightlane_normalize_peft_config` of the chosen backend."""
+        config: AdapterConfig = self._call(selected, "weightlane_normalize_peft_config", context)
+        return config
 
     def call_export_params(self, selected: Selected, context: StreamContext) -> ExportStream:
         """`weightlane_export_params` of the chosen backend; errors of later buckets name the plugin too."""

@@ -27,15 +27,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pluggy
 
 if TYPE_CHECKING:
+    from weightlane.adapters import AdapterExpression
     from weightlane.contexts import (
         AgentContext,
         BuildRequestsContext,
         EndpointContext,
         ExportContext,
+        ExpressAdapterContext,
         FactsContext,
         LaunchContext,
         LaunchPlan,
         MapNamesContext,
+        PeftConfigContext,
         StreamContext,
     )
     from weightlane.endpoint import EngineEndpoint
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from weightlane.events import SyncEvent
     from weightlane.facts import EngineFacts
     from weightlane.manifest import RankManifest
+    from weightlane.peft import AdapterConfig
     from weightlane.program import Lifecycle, Program
     from weightlane.receiver import NameEntry
     from weightlane.stream import ExportStream
@@ -115,6 +119,15 @@ def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
 
 
 @_hookspec
+def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
+    """How this engine takes the agreed adapter: its own wire form, its swap policy, what to know about it.
+
+    Mode adapter only. Pure. Raises PlanError that lists every feature the engine does not carry.
+    """
+    raise NotImplementedError
+
+
+@_hookspec
 def weightlane_build_requests(context: BuildRequestsContext) -> Program:
     """The steps of one sync for this era: made once, filled and replayed at each sync. Pure."""
     raise NotImplementedError
@@ -132,6 +145,18 @@ def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
 @_hookspec
 def weightlane_describe_export(context: ExportContext) -> RankManifest:
     """This rank's part of the manifest, in the order in which it will yield. No collective, no copy."""
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_normalize_peft_config(context: PeftConfigContext) -> AdapterConfig:
+    """This rank's adapter in the frozen form. No collective, no copy.
+
+    Mode adapter only, on ranks that were given a model, after `weightlane_describe_export`, which leaves the
+    manifest's `adapter` open. The
+    plugin knows where its trainer keeps a configuration; `weightlane.peft.adapter_config_of` reads peft's.
+    Raises PlanError that lists every feature that an adapter cannot carry.
+    """
     raise NotImplementedError
 
 

@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
+from weightlane.adapters import published_adapter
 from weightlane.agreement import put_outcome
 from weightlane.connecting import connect, rollout, trainer
 from weightlane.control import CONTROLLER
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from weightlane.adapters import AdapterRef
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
     from weightlane.endpoint import EngineEndpoint
@@ -83,6 +85,16 @@ class Lane:
     def published_version(self) -> int | None:
         """The version that every replica serves; None before the first commit."""
         return self._published.version if self._published else None
+
+    def adapter_ref(self) -> AdapterRef:
+        """What a request to any replica must name to be answered with the published adapter; on every rank.
+
+        Ask again after each sync: where two slots swap, every version has a name of its own.
+
+        Raises:
+            SyncError: the lane's mode is not adapter, or nothing is published yet.
+        """
+        return published_adapter(self._plan, self._published)
 
     @property
     def replicas(self) -> tuple[EngineEndpoint, ...]:
@@ -298,7 +310,7 @@ class Lane:
         self._mover.abort(str(first), sync=sync)
         cancel_all(self._sessions, sync, version, str(first), _CANCEL_SECONDS)
         self._emit("sync-failed", version, detail=str(first))
-        return with_consequence(first, sync, version, progress)
+        return with_consequence(first, sync, version, progress, self._plan.receivers_in_failure)
 
     def _checker(self, sync: int) -> Callable[[], None]:
         awaited = range(self._plan.world_size) if self._is_controller else (CONTROLLER,)

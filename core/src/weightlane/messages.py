@@ -11,10 +11,12 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from weightlane import errors
+from weightlane.adapters import AdapterBinding, AdapterPlan, GenerationDuringSync
 from weightlane.buckets import BucketLayout
 from weightlane.facts import EngineFacts
 from weightlane.failures import Failure
 from weightlane.receiver import WorkerDescription
+from weightlane.types import Phase
 
 # controller -> agent -----------------------------------------------------------------------------------
 
@@ -31,7 +33,7 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a receiver needs once per lane: every tensor, the bucket layouts and the ring to read from.
 
     `ring` maps a worker number to the path of the ring that it reads (transport `shm` only), `folder` is the
-    lane's folder (transport `disk` only).
+    lane's folder (transport `disk` only). `adapter` is there in phase ADAPTER alone.
     """
 
     lane: str
@@ -43,6 +45,8 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ring: dict[int, str] = {}
     verify: str = "digest"
     folder: str = ""
+    phase: Phase = Phase.FULL
+    adapter: AdapterPlan | None = None
 
 
 class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="describe"):
@@ -62,6 +66,7 @@ class Receive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rece
 
     `incarnation` is, per worker, the one the plan was made for; another one is refused before any write.
     `wait_seconds` bounds each wait for the next bucket, `lost_after_seconds` the silence of the sender.
+    `generation` tells the front whether to hold generation back until the sync is published.
     """
 
     lane: str
@@ -71,6 +76,7 @@ class Receive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rece
     incarnation: dict[int, str]
     wait_seconds: float
     lost_after_seconds: float
+    generation: GenerationDuringSync = "held"
 
 
 class BeginInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin-inline"):
@@ -81,6 +87,7 @@ class BeginInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     sync: int
     version: int
     incarnation: dict[int, str]
+    generation: GenerationDuringSync = "held"
 
 
 class LoadInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load-inline"):
@@ -177,7 +184,8 @@ class ReceiveReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     """What one worker received and wrote in one sync.
 
     `tensors` and `nbytes` count what arrived, `loaded` what was handed to the engine's loader, `digest` is
-    over the arrived bytes in plan order ("" at level `counts`), seconds are wall time.
+    over the arrived bytes in plan order ("" at level `counts`), seconds are wall time. `adapter` is where the
+    engine bound what it was given (phase ADAPTER).
     """
 
     worker: int
@@ -189,6 +197,7 @@ class ReceiveReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     digest: str
     wait_seconds: float
     load_seconds: float
+    adapter: AdapterBinding | None = None
 
 
 AgentReply: TypeAlias = Described | Done | ReceiveReport | Failure
@@ -217,13 +226,15 @@ class CallEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="c
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="generate"):
     """Greedy (`temperature` 0) or sampled continuation of token-id prompts, with log-probs.
 
-    Each continuation has exactly `max_tokens` tokens: an end-of-text token does not end it.
+    Each continuation has exactly `max_tokens` tokens: an end-of-text token does not end it. `adapter` is the
+    name of a served adapter; "" leaves it to the engine.
     """
 
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
     temperature: float = 0.0
     seed: int = 0
+    adapter: str = ""
 
 
 class Shutdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="shutdown"):

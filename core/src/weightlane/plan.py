@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
+from weightlane.adapters import AdapterExpression, AdapterPlan, GenerationDuringSync
 from weightlane.buckets import BucketLayout
 from weightlane.manifest import Manifest
 from weightlane.messages import ReceivePlan, WireTensor
@@ -17,6 +18,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One replica: which backend serves it, why, and who feeds its workers.
 
     `peers[i]` is the trainer rank that feeds worker i. `evidence` and `notes` are what selection saw.
+    `adapter` is how this engine takes the manifest's adapter, in phase ADAPTER.
     """
 
     replica: int
@@ -33,6 +35,12 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnations: dict[int, str]
     peers: tuple[int, ...]
     program: Program
+    adapter: AdapterExpression | None = None
+
+    @property
+    def generation(self) -> GenerationDuringSync:
+        """What a front does with generation during a sync."""
+        return self.adapter.generation if self.adapter else "held"
 
     @property
     def has_agent(self) -> bool:
@@ -93,6 +101,13 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Ranks that send; all others only drain."""
         return tuple(sorted({peer for replica in self.replicas for peer in replica.peers}))
 
+    @property
+    def receivers_in_failure(self) -> str:
+        """What becomes of receivers when a sync fails, as a predicate for messages."""
+        if self.replicas and all(replica.generation == "goes-on" for replica in self.replicas):
+            return "serve the adapter that they served before"
+        return "are fenced until a sync succeeds"
+
     def receive_plan(self, replica: int, ring: dict[int, str], folder: str = "") -> ReceivePlan:
         """What the workers of one replica need.
 
@@ -100,6 +115,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         chosen = self.replicas[replica]
         by_reference = chosen.transport is TransportName.INPROCESS
+        config, expression = self.manifest.adapter, chosen.adapter
         return ReceivePlan(
             lane=self.lane,
             plan_digest=self.digest(),
@@ -110,6 +126,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ring=ring,
             verify="counts" if by_reference else self.verify,
             folder=folder if chosen.transport is TransportName.DISK else "",
+            phase=self.phase,
+            adapter=AdapterPlan(config, expression, self.manifest.base) if config and expression else None,
         )
 
     def __str__(self) -> str:
@@ -119,6 +137,12 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"{len(self.buckets)} bucket{_s(len(self.buckets))}, verify {self.verify}"
         )
         lines = [head]
+        if self.manifest.adapter:
+            config = self.manifest.adapter
+            lines.append(
+                f"  adapter {config.name}: rank {config.rank}, scale {config.scaling:g}, "
+                f"{len(config.target_modules)} modules"
+            )
         for replica in self.replicas:
             feeds = ", ".join(f"rank {peer} -> worker {worker}" for worker, peer in enumerate(replica.peers))
             lines.append(
@@ -130,7 +154,10 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if replica.transport is TransportName.DISK:
                 folder = self.folder or "a new private temporary folder of rank 0, removed at close"
                 lines.append(f"    folder: {folder}")
-            lines.extend(f"    note: {line}" for line in replica.notes + replica.program.notes)
+            if replica.adapter:
+                lines.append(f"    adapter swap {replica.adapter.swap}")
+            notes = replica.notes + replica.program.notes + (replica.adapter.notes if replica.adapter else ())
+            lines.extend(f"    note: {line}" for line in notes)
         lines.extend(f"  dropped {entry.canonical}: {entry.dropped}" for entry in self.dropped)
         return "\n".join(lines)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from weightlane.adapter_check import check_adapter_tensors
+from weightlane.adapter_planning import express_adapter, naming_problems
 from weightlane.buckets import lay_out_buckets
 from weightlane.contexts import BuildRequestsContext, EndpointContext, MapNamesContext
 from weightlane.errors import PlanError, Problem, near_names
@@ -27,6 +29,7 @@ from weightlane.types import Capability, Mode, Phase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightlane.adapters import AdapterExpression
     from weightlane.contexts import RolloutTarget
     from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
@@ -142,6 +145,8 @@ def make_plan(
         if isinstance(transport, Problem):
             problems.append(transport)
             continue
+        expression, refusals = express_adapter(registry, manifest, replica)
+        problems += refusals
         context = BuildRequestsContext(
             descriptor=replica.selected.descriptor,
             facts=replica.facts,
@@ -158,7 +163,8 @@ def make_plan(
         )
         problems += frame_problems(program, buckets, tensors)
         first = sum(len(plan.peers) for plan in plans)
-        plans.append(_replica_plan(replica, transport, program, len(parts), first))
+        plans.append(_replica_plan(replica, transport, program, expression, len(parts), first))
+    problems += naming_problems(plans)
     if problems:
         raise PlanError(_once(problems), lane=request.lane)
     return LanePlan(
@@ -225,7 +231,11 @@ def _map_replica(
                 )
     sent = wire_tensors(entries, {spec.name: spec.shape for spec in manifest.tensors})
     problems += duplicate_names(sent)
-    problems += check_against_expected(sent, replica.workers[0].expected, receiver=where)
+    expected_tensors = replica.workers[0].expected
+    if manifest.adapter is None:
+        problems += check_against_expected(sent, expected_tensors, receiver=where)
+    else:
+        problems += check_adapter_tensors(sent, manifest.adapter, expected_tensors, receiver=where)
     problems += dtype_problems(manifest, entries)
     problems += tie_problems(manifest, entries, replica.workers[0].expected, where)
     expected = {item.name for item in replica.workers[0].expected}
@@ -244,7 +254,12 @@ def _map_replica(
 
 
 def _replica_plan(
-    replica: OpenReplica, transport: TransportName, program: Program, world_size: int, first: int
+    replica: OpenReplica,
+    transport: TransportName,
+    program: Program,
+    expression: AdapterExpression | None,
+    world_size: int,
+    first: int,
 ) -> ReplicaPlan:
     selected = replica.selected
     return ReplicaPlan(
@@ -262,6 +277,7 @@ def _replica_plan(
         incarnations={worker.worker: worker.incarnation for worker in replica.workers},
         peers=form_peers(transport, replica.workers, world_size, first=first),
         program=program,
+        adapter=expression,
     )
 
 

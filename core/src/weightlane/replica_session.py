@@ -92,6 +92,7 @@ class ReplicaSession:
                 incarnation=self._replica.incarnations,
                 wait_seconds=self._bounds.bucket,
                 lost_after_seconds=self._bounds.lost_after,
+                generation=self._replica.generation,
             )
             # The call lasts a whole sync; liveness of both sides ends it long before this bound does.
             seconds = self._bounds.whole_sync(len(self._plan.buckets), 1)

@@ -13,7 +13,8 @@ from torch import nn
 from weightlane.buckets import lay_out_buckets
 from weightlane.errors import ExportError
 from weightlane.manifest import Manifest, merge_rank_manifests
-from weightlane.torch_trainer.describe import describe, named_tensors
+from weightlane.torch_trainer.describe import describe
+from weightlane.torch_trainer.modules import named_tensors
 
 
 class FakeModel(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,10 +12,15 @@ from weightlane.agents import agent_of
 from weightlane.errors import EngineError, NotServableError, SyncTimeoutError
 from weightlane.facts import EngineFacts
 from weightlane.front.desk import FrontDesk
+from weightlane.reference.adapters import AdapterShelf
 from weightlane.reference.generation import generate_tokens
 from weightlane.reference.worker import ReferenceWorker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from weightlane.adapter_engine import AdapterLoad
+    from weightlane.adapters import AdapterBinding
     from weightlane.messages import Generate, Generations
 
 _FENCE_WAIT_SECONDS = 60.0
@@ -44,6 +50,7 @@ class ReferenceEngine:
         self._version: int | None = None
         self._writing: int | None = None
         self.worker = ReferenceWorker(self)
+        self._adapters = AdapterShelf(self.model, self.worker.live_names)
         self.desk = FrontDesk(self, origin=f"reference engine (process {os.getpid()})")
 
     @property
@@ -83,8 +90,12 @@ class ReferenceEngine:
     def generate(self, request: Generate) -> Generations:
         """Continuations with log-probs; see `generate_tokens`.
 
+        A request that names no adapter is answered with the one served last, and with the base where none
+        is; the version is the adapter's.
+
         Raises:
             NotServableError: a sync has begun and is not published, or has failed.
+            EngineError: the request names an adapter that is not served.
         """
         with self._busy:
             if self._writing is not None:
@@ -94,7 +105,9 @@ class ReferenceEngine:
                     f"{self._writing}.",
                     "Sync until a sync is published.",
                 )
-            return generate_tokens(self.model, request, version=self._version)
+            with self._adapters.applied(request.adapter) as adapter:
+                version = adapter.version if adapter else self._version
+                return generate_tokens(self.model, request, version=version)
 
     def shutdown(self) -> None:
         """Nothing outlives the process."""
@@ -105,21 +118,41 @@ class ReferenceEngine:
         Raises:
             SyncTimeoutError: a generation still ran after a minute; nothing was fenced.
         """
-        if not self._busy.acquire(timeout=_FENCE_WAIT_SECONDS):
-            raise SyncTimeoutError(
-                f"Version {version} waited {_FENCE_WAIT_SECONDS:g} s for a running generation.",
-                "Weights are not written while the engine generates.",
-                "Sync between generations.",
-            )
-        try:
+        with self._between_generations(f"Version {version}"):
             self._writing = version
-        finally:
-            self._busy.release()
 
     def unfence(self, version: int) -> None:
         """Generates again, and stamps `version`."""
         with self._busy:
             self._version, self._writing = version, None
+
+    def load_adapter(self, load: AdapterLoad) -> AdapterBinding:
+        """Holds an adapter beside what serves; see `AdapterShelf.load`."""
+        with self._between_generations(f"Adapter {load.ref.name}"):
+            return self._adapters.load(load)
+
+    def serve_adapter(self, slot: str) -> None:
+        """Generates with this adapter from the next request on, and stamps its version."""
+        with self._between_generations(f"Adapter slot {slot}"):
+            self._version = self._adapters.serve(slot).version
+
+    def remove_adapter(self, slot: str) -> None:
+        """Frees an adapter slot."""
+        with self._between_generations(f"Adapter slot {slot}"):
+            self._adapters.remove(slot)
+
+    @contextmanager
+    def _between_generations(self, what: str) -> Iterator[None]:
+        if not self._busy.acquire(timeout=_FENCE_WAIT_SECONDS):
+            raise SyncTimeoutError(
+                f"{what} waited {_FENCE_WAIT_SECONDS:g} s for a running generation.",
+                "Weights are not written while the engine generates.",
+                "Sync between generations.",
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
 
 def load_model(folder: str, dtype: ComputeDtype) -> Any:

@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
+from weightlane.adapters import AdapterExpression
 from weightlane.errors import EngineError
 from weightlane.facts import EngineFacts
 from weightlane.hookspecs import hookimpl
 from weightlane.installations import find_distribution
+from weightlane.peft import parse_lora_name, peft_json
 from weightlane.probes import always_viable
 from weightlane.program import AgentMove, Lifecycle, Program
 from weightlane.receiver import NameEntry
-from weightlane.types import BackendDescriptor, Capability, TransportName
+from weightlane.types import BackendDescriptor, Capability, Phase, TransportName
 
 if TYPE_CHECKING:
     from weightlane.contexts import (
         AgentContext,
         BuildRequestsContext,
         EndpointContext,
+        ExpressAdapterContext,
         FactsContext,
         LaunchContext,
         LaunchPlan,
@@ -47,6 +50,7 @@ def weightlane_register_backends() -> list[BackendDescriptor]:
             capabilities=frozenset(
                 {
                     Capability.RECEIVE_FULL,
+                    Capability.RECEIVE_ADAPTER,
                     Capability.WORKER_AGENT,
                     Capability.PAUSE,
                     Capability.WEIGHT_VERSION,
@@ -96,10 +100,9 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
     """A front endpoint for an address, a local one for a `ReferenceEngine` of this process."""
     target = context.target
     if target.handle is not None:
-        from weightlane.front.endpoint import LocalEndpoint
+        from weightlane.reference.endpoint import ReferenceEndpoint
 
-        engine = _engine_of(target.handle)
-        return LocalEndpoint(engine.desk, f"inprocess:{engine.model_path}", context.timeout_seconds)
+        return ReferenceEndpoint(_engine_of(target.handle), context.timeout_seconds)
     from weightlane.front.client import FrontEndpoint
 
     return FrontEndpoint(target.address, context.timeout_seconds)
@@ -107,7 +110,12 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
 
 @hookimpl
 def weightlane_map_names(context: MapNamesContext) -> list[NameEntry]:
-    """Canonical names are this engine's own: exact, or dropped because tied, or unknown."""
+    """Canonical names are this engine's own: exact, or dropped because tied, or unknown.
+
+    An adapter's matrices go to the module that they name, in the dtype of its weight.
+    """
+    if context.manifest.phase is Phase.ADAPTER:
+        return _map_adapter(context)
     expected = {tensor.name: tensor for tensor in context.worker.expected}
     live = {tensor.name for tensor in context.worker.live}
     entries: list[NameEntry] = []
@@ -126,6 +134,28 @@ def weightlane_map_names(context: MapNamesContext) -> list[NameEntry]:
     return entries
 
 
+def _map_adapter(context: MapNamesContext) -> list[NameEntry]:
+    dtypes = {tensor.name: tensor.dtype for tensor in context.worker.expected}
+    entries: list[NameEntry] = []
+    for spec in context.manifest.tensors:
+        parsed = parse_lora_name(spec.name)
+        weight = f"{parsed.module}.weight" if parsed else ""
+        targets = (weight,) if weight in dtypes else ()
+        rule = "lora" if targets else "unknown"
+        entries.append(NameEntry(spec.name, spec.name, dtypes.get(weight) or spec.dtype, targets, rule))
+    return entries
+
+
+@hookimpl
+def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
+    """peft's own keys, two slots: every plain LoRA adapter can be carried."""
+    return AdapterExpression(
+        swap="two_slot",
+        wire=peft_json(context.adapter),
+        notes=("the adapter served before goes on serving until the new one is published",),
+    )
+
+
 @hookimpl
 def weightlane_build_requests(context: BuildRequestsContext) -> Program:
     """The agent receives; no request of the engine's own is needed."""
@@ -141,7 +171,8 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 @hookimpl
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
     """Nothing to call: the front's gate follows the agent's own messages."""
-    del context
+    if context.phase is Phase.ADAPTER:
+        return Lifecycle()
     return Lifecycle(
         notes=("generation is held back from the first message of a sync until it is published",)
     )
