@@ -24,7 +24,9 @@ def agreed_adapter(parts: Sequence[RankManifest]) -> tuple[AdapterConfig | None,
     told = [(part.rank, part.adapter) for part in parts if part.adapter is not None]
     wanted = parts[0].phase is Phase.ADAPTER
     if not wanted or not told:
-        problem = Problem("adapter-config", "adapter", f"no rank described one for phase {Phase.ADAPTER.value}")
+        problem = Problem(
+            "adapter-config", "adapter", f"no rank described one for phase {Phase.ADAPTER.value}"
+        )
         return None, [problem] if wanted else []
     first_rank, first = told[0]
     problems = [
@@ -42,7 +44,7 @@ def agreed_adapter(parts: Sequence[RankManifest]) -> tuple[AdapterConfig | None,
 
 
 def agreed_base(parts: Sequence[RankManifest]) -> tuple[dict[str, str], list[Problem]]:
-    """Digests of the base by name, over all ranks; a tensor that ranks hold with other values is a problem."""
+    """Digests of the base by name, over all ranks; values that differ between ranks are a problem."""
     base: dict[str, str] = {}
     problems: list[Problem] = []
     for part in parts:

@@ -29,9 +29,7 @@ def check_adapter_tensors(
 
     `expected` holds full shapes, so that one check serves every parallel layout.
     """
-    weights = {
-        item.name.removesuffix(".weight"): item for item in expected if item.name.endswith(".weight")
-    }
+    weights = {item.name.removesuffix(".weight"): item for item in expected if item.name.endswith(".weight")}
     problems: list[Problem] = []
     sides: dict[str, set[str]] = {module: set() for module in config.target_modules}
     for tensor in tensors:
@@ -74,7 +72,8 @@ def check_adapter_plan(
 ) -> list[Problem]:
     """What a receiver checks of the adapter part of a plan before it accepts it, whoever sent it."""
     if (plan.phase is Phase.ADAPTER) != (plan.adapter is not None):
-        what = f"the plan's phase is {plan.phase.value}, and it comes {'with' if plan.adapter else 'without'} one"
+        comes = "with" if plan.adapter else "without"
+        what = f"the plan's phase is {plan.phase.value}, and it comes {comes} one"
         return [Problem("adapter-config", "adapter", what, "Report this to whoever made the plan.")]
     if plan.adapter is None:
         return []
@@ -89,15 +88,13 @@ def binding_problems(config: AdapterConfig, ref: AdapterRef, binding: AdapterBin
     """How what an engine bound differs from the adapter: modules, rank, scale and name (invariant 7)."""
     bound = {item.module: item for item in binding.modules}
     missing = [module for module in config.target_modules if module not in bound]
+    every = len(config.target_modules)
     extra = [module for module in bound if module not in set(config.target_modules)]
     problems: list[str] = []
     if not bound:
-        problems.append(f"it bound to none of its {len(config.target_modules)} modules ({_named(missing)})")
+        problems.append(f"it bound to none of its {every} modules ({_named(missing)})")
     elif missing:
-        problems.append(
-            f"it bound to {len(config.target_modules) - len(missing)} of {len(config.target_modules)} modules, "
-            f"not to {_named(missing)}"
-        )
+        problems.append(f"it bound to {every - len(missing)} of {every} modules, not to {_named(missing)}")
     if extra:
         problems.append(f"it also bound to {_named(extra)}")
     ranks = [f"{item.module} {item.rank}" for item in binding.modules if item.rank != config.rank]

@@ -33,7 +33,7 @@ class AdapterLoad:
 
 @runtime_checkable
 class AdapterWorkerEngine(WorkerEngine, Protocol):
-    """A `WorkerEngine` that takes adapters. Core decides what is removed when; an engine removes nothing itself.
+    """A `WorkerEngine` that takes adapters. What is removed when is core's decision, never the engine's own.
 
     In a sync of an adapter neither `begin`, `load_weights`, `finish` nor `publish` is called. Methods are
     called from one thread at a time; generation may run beside them.

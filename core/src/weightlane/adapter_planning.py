@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def express_adapter(
     registry: Registry, manifest: Manifest, replica: OpenReplica
 ) -> tuple[AdapterExpression | None, list[Problem]]:
-    """What `weightlane_express_adapter` gives for one replica, or why it refuses; None outside mode adapter."""
+    """What `weightlane_express_adapter` gives for one replica, or its refusals; None outside mode adapter."""
     if manifest.adapter is None:
         return None, []
     context = ExpressAdapterContext(
@@ -34,9 +34,7 @@ def express_adapter(
 
 def naming_problems(replicas: Sequence[ReplicaPlan]) -> list[Problem]:
     """Replicas whose swap policies give the served adapter different names: no request could go to all."""
-    policies = {
-        replica.replica: replica.adapter.swap for replica in replicas if replica.adapter is not None
-    }
+    policies = {replica.replica: replica.adapter.swap for replica in replicas if replica.adapter is not None}
     if len(set(policies.values())) < 2:
         return []
     told = ", ".join(f"replica {number} {swap}" for number, swap in policies.items())

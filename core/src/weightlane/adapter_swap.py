@@ -65,7 +65,9 @@ class AdapterSwap:
         """
         plan = received.adapter
         if plan is None or not isinstance(engine, AdapterWorkerEngine):
-            raise AssertionError("a plan without an adapter, or for another engine, cannot have been attached")
+            raise AssertionError(
+                "a plan without an adapter, or for another engine, cannot have been attached"
+            )
         name, swap = plan.config.name, plan.expression.swap
         served = self._served.get(name)
         if swap == "paused" and served is not None:
@@ -74,9 +76,7 @@ class AdapterSwap:
             served = None
         held = _Held(engine, name, 1 - served.number if served else 0)
         ref = adapter_ref(plan.config, swap, version)
-        binding = engine.load_adapter(
-            AdapterLoad(held.slot, ref, plan.config, plan.expression.wire, tensors)
-        )
+        binding = engine.load_adapter(AdapterLoad(held.slot, ref, plan.config, plan.expression.wire, tensors))
         self._ready = held
         problems = binding_problems(plan.config, ref, binding)
         if problems:

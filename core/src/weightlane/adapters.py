@@ -22,7 +22,7 @@ GenerationDuringSync: TypeAlias = Literal["held", "goes-on"]
 
 
 class AdapterRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request must name to be answered with an adapter: `name`, which holds the weights of `version`."""
+    """What a request must name to be answered with an adapter: `name`, which holds weights of `version`."""
 
     name: str
     version: int

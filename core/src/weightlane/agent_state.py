@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Attached:
-    """A lane's plan on this worker, the ring it reads (transport `shm`), and the base it was checked against."""
+    """A lane's plan on this worker, the ring it reads (`shm`), and the base that it was checked against."""
 
     plan: ReceivePlan
     ring: RingReader | None = None

@@ -83,5 +83,6 @@ def base_problems(
 
 def _names(names: list[str], what: str, candidates: Mapping[str, str]) -> list[Problem]:
     return [
-        Problem("residency", name, what, _FIX, near=near_names(name, candidates)) for name in names[:_MOST_NAMED]
+        Problem("residency", name, what, _FIX, near=near_names(name, candidates))
+        for name in names[:_MOST_NAMED]
     ]

@@ -127,6 +127,7 @@ class ReceiveDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     incarnation: dict[int, str]
     folder: str
     manifest_digest: str
+    generation: GenerationDuringSync = "held"
 
 
 class Publish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="publish"):

@@ -1,9 +1,9 @@
 """The adapter schema: any LoRA configuration, read once at the edge, to one frozen `AdapterConfig`.
 
-Names of adapter tensors are those of peft's own checkpoint file (`adapter_model.safetensors`): the wrapper's
-prefix, the module's checkpoint name, `lora_A` or `lora_B`, and `weight`; the name of the adapter is no part of
-them. So an export, a folder that peft saved and a folder that is pushed all agree, and an engine that reads
-such folders takes the names as they are. The library itself is never imported here.
+Names of adapter tensors are those of peft's own checkpoint file (`adapter_model.safetensors`): the
+wrapper's prefix, the module's checkpoint name, `lora_A` or `lora_B`, and `weight`; the adapter's name is no
+part of them. So an export, a folder that peft saved and a folder that is pushed all agree, and an engine that
+reads such folders takes the names as they are. The library itself is never imported here.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def _is_not_none_word(value: Any) -> bool:
 
 
 def _changes_the_base(value: Any) -> bool:
-    return isinstance(value, str) and value.lower().startswith(("pissa", "olora", "corda", "loftq", "lora_ga"))
+    return isinstance(value, str) and value.lower().startswith(
+        ("pissa", "olora", "corda", "loftq", "lora_ga")
+    )
 
 
 _MERGED = "Mode merged could carry it."
@@ -109,7 +111,9 @@ _REFUSALS: dict[str, _Refusal] = {
     "target_parameters": _Refusal("parameters that are no linear module's weight are adapted", _MERGED),
     "trainable_token_indices": _Refusal("rows of an embedding are trained beside the matrices", _MERGED),
     "fan_in_fan_out": _Refusal("the adapted weights are stored transposed", _MERGED),
-    "init_lora_weights": _Refusal("it changed the base weights when training began", _MERGED, _changes_the_base),
+    "init_lora_weights": _Refusal(
+        "it changed the base weights when training began", _MERGED, _changes_the_base
+    ),
     "layer_replication": _Refusal("the trainer's model has layers more than its checkpoint", _FULL),
     "use_qalora": _Refusal("inputs are pooled before the first matrix", _NO_MODE),
     "use_bdlora": _Refusal("the matrices are block-diagonal", _MERGED),
@@ -121,15 +125,15 @@ _REFUSALS: dict[str, _Refusal] = {
     "ensure_weight_tying": _Refusal("tied modules share matrices", _MERGED),
 }
 
+# How training starts and runs; which modules were chosen is read from the tensors.
 _WITHOUT_MEANING_HERE = frozenset(
-    {
-        # How training starts and runs; which modules were chosen is read from the tensors.
-        "task_type", "peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules",
-        "lora_dropout", "inference_mode", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
-        "layers_to_transform", "layers_pattern", "megatron_config", "megatron_core", "loftq_config",
-        "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
-    }
-)  # fmt: skip
+    (
+        "task_type peft_type r lora_alpha use_rslora target_modules exclude_modules lora_dropout inference_mode "
+        "auto_mapping peft_version base_model_name_or_path revision layers_to_transform layers_pattern "
+        "megatron_config megatron_core loftq_config eva_config corda_config lora_ga_config qalora_group_size "
+        "runtime_config"
+    ).split()
+)
 
 
 def adapter_config_of(config: object, *, name: str, tensors: Sequence[TensorSpec]) -> AdapterConfig:

@@ -112,6 +112,7 @@ class ReplicaSession:
             incarnation=self._replica.incarnations,
             folder=written.folder,
             manifest_digest=written.manifest_digest,
+            generation=self._replica.generation,
         )
         seconds = self._bounds.bucket * len(self._plan.buckets) + self._bounds.finish
         self._reports_within = seconds

@@ -78,7 +78,7 @@ class AdapterShelf:
             canonical[live] = module
         self._slots[load.slot] = _Slot(load.ref, deltas, canonical)
         for live in deltas:
-            if live not in self._hooks:
+            if not self._hooked(live):
                 hook = partial(self._apply, live)
                 self._hooks[live] = self._model.get_submodule(live).register_forward_hook(hook)
         return self._binding(self._slots[load.slot])
@@ -130,9 +130,14 @@ class AdapterShelf:
             tuple(
                 BoundModule(slot.canonical[live], delta.first.shape[0], delta.scaling)
                 for live, delta in slot.deltas.items()
-                if self._hooks[live].id in self._model.get_submodule(live)._forward_hooks
+                if self._hooked(live)
             ),
         )
+
+    def _hooked(self, live: str) -> bool:
+        """Asked of the module that is there now: one that was replaced since has no hook of ours."""
+        hook = self._hooks.get(live)
+        return hook is not None and hook.id in self._model.get_submodule(live)._forward_hooks
 
     def _linear(self, module: str, live: str) -> Any:
         import torch
@@ -155,7 +160,7 @@ def _delta(load: AdapterLoad, module: str, linear: Any) -> _Delta:
     shapes = tuple(tuple(item.shape) if item is not None else None for item in (first, second))
     if first is None or second is None or shapes != wanted:
         raise SyncError(
-            f"The matrices of {module} have shapes {shapes[0]} and {shapes[1]}, not {wanted[0]} and {wanted[1]}.",
+            f"The matrices of {module} are {shapes[0]} and {shapes[1]}, not {wanted[0]} and {wanted[1]}.",
             f"They are to fit rank {rank} and a module with {linear.in_features} inputs and "
             f"{linear.out_features} outputs.",
         )

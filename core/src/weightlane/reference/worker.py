@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class ReferenceWorker:
-    """An `AdapterWorkerEngine` over the model of a `ReferenceEngine`; `live_names` maps checkpoint names to its.
+    """An `AdapterWorkerEngine` over the model of a `ReferenceEngine`.
 
     Every write is `copy_` into the live tensor, looked up by name at that moment. A sync is complete when
-    each expected tensor that is not tied was written once.
+    each expected tensor that is not tied was written once. `live_names` gives the model's own names by
+    checkpoint name.
     """
 
     def __init__(self, engine: ReferenceEngine) -> None:

@@ -38,10 +38,14 @@ def adapter_tensors(export: ExportContext) -> dict[str, Tensor]:
     _require_plain_base(export.model, name)
     found: dict[str, Tensor] = {}
     for key, tensor in named_tensors(export.model).items():
-        parts = key.split(".")
-        if name in parts and any(part.startswith("lora_") for part in parts):
-            parts.remove(name)
-            found[WRAPPER_PREFIX + ".".join(parts).removeprefix(WRAPPER_PREFIX)] = tensor
+        parts = key.removeprefix(WRAPPER_PREFIX).split(".")
+        # The adapter's name is the part after `lora_A`; a module may have the same name.
+        place = (
+            next((number for number, part in enumerate(parts) if part.startswith("lora_")), len(parts)) + 1
+        )
+        if parts[place : place + 1] == [name]:
+            del parts[place]
+            found[WRAPPER_PREFIX + ".".join(parts)] = tensor
     return found
 
 
