@@ -127,13 +127,13 @@ _REFUSALS: dict[str, _Refusal] = {
 
 # How training starts and runs; which modules were chosen is read from the tensors.
 _WITHOUT_MEANING_HERE = frozenset(
-    (
-        "task_type peft_type r lora_alpha use_rslora target_modules exclude_modules lora_dropout inference_mode "
-        "auto_mapping peft_version base_model_name_or_path revision layers_to_transform layers_pattern "
-        "megatron_config megatron_core loftq_config eva_config corda_config lora_ga_config qalora_group_size "
-        "runtime_config"
-    ).split()
-)
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules",
+        "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+        "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_type", "peft_version",
+        "qalora_group_size", "r", "revision", "runtime_config", "target_modules", "task_type", "use_rslora",
+    }
+)  # fmt: skip
 
 
 def adapter_config_of(config: object, *, name: str, tensors: Sequence[TensorSpec]) -> AdapterConfig:

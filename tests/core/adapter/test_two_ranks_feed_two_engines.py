@@ -47,7 +47,9 @@ def told_by_both(outcomes: list[RankOutcome], name: str) -> list[Step]:
     return found
 
 
-@pytest.mark.requirement("R55", "R56", "R67")
+@pytest.mark.requirement("R55")
+@pytest.mark.requirement("R56")
+@pytest.mark.requirement("R67")
 @pytest.mark.parametrize(
     ("name", "syncs", "peers"),
     [("shm", 10, [0, 1]), ("inline", 5, [0, 0]), ("inprocess", 5, [0]), ("partitioned", 2, [0, 1])],
