@@ -6,14 +6,18 @@ import json
 from typing import Any
 
 import pytest
-from peft import LoraConfig, get_peft_model_state_dict
-from peft.tuners.ia3 import IA3Config
 
 from weightlane.errors import PlanError
 from weightlane.manifest import TensorSpec
 from weightlane.peft import AdapterConfig, adapter_config_of, lora_name, parse_lora_name, peft_json
 
 MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
+
+
+def lora_config(**fields: Any) -> Any:
+    from peft import LoraConfig  # here, since it imports transformers: seconds that collecting need not take
+
+    return LoraConfig(**fields)
 
 
 def tensors(rank: int = 4, modules: tuple[str, ...] = MODULES) -> tuple[TensorSpec, ...]:
@@ -36,7 +40,7 @@ def problems_of(config: object, given: tuple[TensorSpec, ...] | None = None) -> 
 
 @pytest.mark.parametrize("targets", [["q_proj", "down_proj"], "all-linear", r".*\.(q|down)_proj"])
 def test_objects_and_dicts_give_one_form_with_the_modules_of_the_tensors(targets: Any) -> None:
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM", lora_dropout=0.1)
+    config = lora_config(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM", lora_dropout=0.1)
     wanted = AdapterConfig("policy", 4, 8.0, MODULES)
     assert normal(config) == normal(config.to_dict()) == wanted
     assert wanted.scaling == 2.0
@@ -45,7 +49,7 @@ def test_objects_and_dicts_give_one_form_with_the_modules_of_the_tensors(targets
 
 
 def test_rank_stabilised_scale_is_folded_into_alpha() -> None:
-    folded = normal(LoraConfig(r=4, lora_alpha=8, use_rslora=True))
+    folded = normal(lora_config(r=4, lora_alpha=8, use_rslora=True))
     assert (folded.scaling, folded.alpha) == (4.0, 16.0)
     wire = json.loads(peft_json(folded))
     assert wire["lora_alpha"] / wire["r"] == 4.0
@@ -74,14 +78,14 @@ def test_rank_stabilised_scale_is_folded_into_alpha() -> None:
 def test_a_feature_that_cannot_travel_is_refused_with_the_mode_that_could(
     field: str, value: Any, mode: str
 ) -> None:
-    config = {**vars(LoraConfig(r=4, lora_alpha=8)), field: value}
+    config = {**vars(lora_config(r=4, lora_alpha=8)), field: value}
     problems = problems_of(config)
     assert list(problems) == [field]
     assert mode in problems[field]
 
 
 def test_everything_wrong_is_told_at_once() -> None:
-    config = {**vars(LoraConfig(r=4)), "use_dora": True, "modules_to_save": ["lm_head"], "lora_alpha": "8"}
+    config = {**vars(lora_config(r=4)), "use_dora": True, "modules_to_save": ["lm_head"], "lora_alpha": "8"}
     stray = TensorSpec("base_model.model.model.embed_tokens.lora_embedding_A", (4, 512), "float32")
     given = (*tensors()[1:], stray)
     assert list(problems_of(config, given)) == [
@@ -90,12 +94,14 @@ def test_everything_wrong_is_told_at_once() -> None:
 
 
 def test_other_kinds_and_nameless_ones_are_refused() -> None:
+    from peft.tuners.ia3 import IA3Config
+
     assert "IA3 adapters cannot be carried" in problems_of(IA3Config())["peft_type"]
     assert "has lora_alpha, r" in problems_of({"r": 4, "lora_alpha": 8})["peft_type"]
 
 
 def test_matrices_of_another_rank_and_an_empty_adapter_are_refused() -> None:
-    config = LoraConfig(r=4, lora_alpha=8)
+    config = lora_config(r=4, lora_alpha=8)
     assert list(problems_of(config, tensors(rank=8))) == [spec.name for spec in tensors()]
     assert "no tensors" in problems_of(config, ())["adapter"]
 
@@ -103,6 +109,7 @@ def test_matrices_of_another_rank_and_an_empty_adapter_are_refused() -> None:
 @pytest.mark.parametrize("adapter", ["policy", "model"])
 def test_names_are_those_of_pefts_own_checkpoint(model_folder: str, adapter: str) -> None:
     from adapter_models import wrapped
+    from peft import get_peft_model_state_dict
 
     from weightlane.contexts import ExportContext
     from weightlane.torch_trainer.adapter import adapter_tensors

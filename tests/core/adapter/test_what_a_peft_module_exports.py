@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from adapter_models import MODULES, TARGETS, make_base, train_step, wrapped
-from peft import LoraConfig, inject_adapter_in_model
 
 from weightlane.base_digest import value_digests
 from weightlane.contexts import ExportContext, PeftConfigContext
@@ -51,6 +50,8 @@ def test_only_lora_tensors_are_described_and_the_base_by_digest(model_folder: st
 
 
 def test_layers_put_in_without_the_wrapper_export_the_same(policy: Any) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
     plain = inject_adapter_in_model(LoraConfig(r=4, lora_alpha=8, target_modules=list(TARGETS)), make_base())
     plain.peft_config = policy.peft_config
     context = export(plain.requires_grad_(False))
@@ -68,6 +69,8 @@ def test_training_moves_the_export_and_not_the_base(policy: Any) -> None:
 
 
 def test_one_of_several_adapters_is_named_or_nothing_is_sent(policy: Any) -> None:
+    from peft import LoraConfig
+
     policy.add_adapter("critic", LoraConfig(r=2, lora_alpha=2, target_modules=["q_proj"]))
     with pytest.raises(ExportError, match="has 2 adapters: default, critic"):
         describe(export(policy))
