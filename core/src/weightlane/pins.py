@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weightlane.discovery import normalized
 from weightlane.errors import PinError
+from weightlane.installed import normalized
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

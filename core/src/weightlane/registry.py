@@ -21,11 +21,11 @@ from weightlane.discovery import (
     deny_list,
     find_entries,
     is_strict,
-    normalized,
     not_usable,
 )
 from weightlane.errors import PluginError, SelectionError, near_names
 from weightlane.hook_calls import HookCalls, Selected
+from weightlane.installed import normalized
 from weightlane.loading import Loaded, load_entry, new_manager, register_plugin
 from weightlane.notices import PluginWarning, warn_once
 from weightlane.pins import Pin, engine_key, find_pins

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from weightlane.candidates import Verdict, judge, newest_bound, oldest_bound
-from weightlane.discovery import normalized, not_usable
+from weightlane.discovery import not_usable
 from weightlane.errors import PinError, near_names
 from weightlane.hook_calls import Selected
+from weightlane.installed import normalized
 from weightlane.notices import warn_once
 from weightlane.pins import Pin, assume_variable, engine_key, parse_pin, with_assumed_version
 from weightlane.refusals import claimants, raise_no_candidate, raise_tie, raise_unmet_pin
