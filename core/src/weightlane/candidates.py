@@ -50,8 +50,10 @@ class Verdict:
         return not self.reason
 
 
-def judge(backend: Selected, facts: EngineFacts) -> Verdict:
+def judge(backend: Selected, facts: EngineFacts, *, stated_by: str = "") -> Verdict:
     """Decides whether a backend fits an engine, and on which evidence.
+
+    `stated_by` names the variable that the version in `facts` comes from, "" where it was found.
 
     The probe beats the version string where they disagree, and a note says so. `always_viable` looks at
     nothing, so with it the range alone decides.
@@ -62,7 +64,7 @@ def judge(backend: Selected, facts: EngineFacts) -> Verdict:
     if refusal:
         return Verdict(backend, position, reason=refusal)
     found, wanted = (
-        _engine_words(facts),
+        _engine_words(facts, stated_by),
         f"{descriptor.engine} {str(descriptor.versions) or 'of any version'}",
     )
     if position == "excluded":
@@ -83,7 +85,10 @@ def judge(backend: Selected, facts: EngineFacts) -> Verdict:
         return Verdict(
             backend, position, reason=f"its probe returned {result!r}, neither Viable nor NotViable"
         )
-    evidence = tuple(result.evidence)
+    evidence = _lines(result.evidence)
+    if evidence is None:
+        shown = f"{type(result.evidence).__name__} as its evidence, and must give a tuple of lines"
+        return Verdict(backend, position, reason=f"its probe gave a {shown}")
     if position == "inside":
         return Verdict(backend, position, (f"{found} fits {wanted}", *evidence))
     return Verdict(backend, position, evidence, (_outside(position, found, wanted, evidence, facts.engine),))
@@ -116,10 +121,20 @@ def _is_above(version: Version, operator: str, bound: str) -> bool:
         return False
 
 
-def _engine_words(facts: EngineFacts) -> str:
-    if not facts.version:
-        return f"{facts.engine} of unknown version"
-    return f"{facts.engine} {facts.version} ({_SOURCES[facts.source]})"
+def _lines(evidence: object) -> tuple[str, ...] | None:
+    # A plain string would become one line per letter.
+    if isinstance(evidence, tuple | list) and all(isinstance(line, str) for line in evidence):
+        return tuple(evidence)
+    return None
+
+
+def _engine_words(facts: EngineFacts, stated_by: str) -> str:
+    if stated_by:
+        return f"{facts.engine} {facts.version} (as {stated_by} says)"
+    if facts.version:
+        return f"{facts.engine} {facts.version} ({_SOURCES[facts.source]})"
+    unknown = f"{facts.engine} of unknown version"
+    return f"{unknown} (it is not installed here and no engine told)" if facts.source == "assumed" else unknown
 
 
 def _refused(result: NotViable, position: RangePosition, found: str, wanted: str) -> str:

@@ -23,6 +23,8 @@ from weightlane.selection import select
 from weightlane.types import Phase, TransportName
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch.distributed import ProcessGroup
 
     from weightlane.bounds import Bounds
@@ -55,6 +57,7 @@ class Wishes:
     bounds: Bounds
     lane: str
     folder: str = ""
+    locked: Path | None = None
 
     def shared(self) -> dict[str, str]:
         """The arguments that must be the same on every rank, as text."""
@@ -126,13 +129,15 @@ class ConnectProcedure:
         chosen: list[tuple[Selected, ExportContext]] = []
 
         def describe() -> Joined:
+            if self._wishes.locked is not None:
+                self._registry = self._registry.under_lock(self._wishes.locked)
             chosen.append(self._select_trainer())
             selected, export = chosen[0]
             manifest = self._with_adapter(
                 selected, export, self._registry.call_describe_export(selected, export)
             )
             place = RankPlace(self._channel.rank, socket.gethostname(), os.getpid())
-            return Joined(place, manifest, self._wishes.shared())
+            return Joined(place, manifest, self._arguments())
 
         put_outcome(self._channel, f"connect/join/{self._channel.rank}", describe)
         return chosen[0] if chosen else (None, None)
@@ -144,6 +149,10 @@ class ConnectProcedure:
             return manifest
         context = PeftConfigContext(selected.descriptor, export, manifest.tensors)
         return replace(manifest, adapter=self._registry.call_normalize_peft_config(selected, context))
+
+    def _arguments(self) -> dict[str, str]:
+        held = self._registry.locks.held
+        return {**self._wishes.shared(), "locked": f"lock {held.lock.digest}" if held else "None"}
 
     def _select_trainer(self) -> tuple[Selected, ExportContext]:
         spec = self._wishes.trainer
@@ -208,7 +217,7 @@ class ConnectProcedure:
         return joined
 
     def _require_same_arguments(self, joined: list[Joined]) -> None:
-        mine = self._wishes.shared()
+        mine = self._arguments()
         problems = [
             Problem(
                 "rank-disagreement",

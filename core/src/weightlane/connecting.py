@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from weightlane.bounds import DEFAULT_BOUNDS, Bounds
@@ -34,6 +35,7 @@ def connect(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     control: str | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
+    locked: str | Path | None = None,
 ) -> Lane:
     """Joins a trainer to rollout engines. Every trainer rank calls it, with the same arguments but `model`.
 
@@ -55,8 +57,11 @@ def connect(
         control: `tcp://host:port` of the control channel, equal on all ranks; None asks the store that
             `torch.distributed` was initialised with.
         bounds: every wait's limit.
+        locked: a file that `weightlane lock` wrote; any backend that it does not name is refused. None keeps
+            to `WEIGHTLANE_LOCKED`, where that is set.
 
     Raises:
+        LockError: what would be selected is not what the lock names, or the lock cannot be read.
         PlanError: every problem of the plan at once.
         WeightlaneError: an engine that does not answer, no backend, a lost rank.
     """
@@ -84,6 +89,7 @@ def connect(
         bounds=bounds,
         folder=folder,
         lane=f"lane-{number}-{secrets.token_hex(3)}",
+        locked=None if locked is None else Path(locked),
     )
     procedure = ConnectProcedure(wishes, channel)
     try:

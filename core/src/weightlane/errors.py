@@ -66,6 +66,10 @@ class PinError(SelectionError):
     """A pin cannot be met; nothing else is chosen in its place."""
 
 
+class LockError(SelectionError):
+    """A selection differs from the lock in force, listing every difference, or a lock cannot be used."""
+
+
 class ProtocolError(WeightlaneError):
     """A message could not be decoded: truncated, of an unknown kind, or with an unknown field."""
 

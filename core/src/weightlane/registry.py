@@ -6,6 +6,7 @@ borders, plugin objects do not.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from pathlib import Path
@@ -27,6 +28,8 @@ from weightlane.errors import PluginError, SelectionError, near_names
 from weightlane.hook_calls import HookCalls, Selected
 from weightlane.installed import normalized
 from weightlane.loading import Loaded, load_entry, new_manager, register_plugin
+from weightlane.lock_check import require_origin
+from weightlane.lock_keeper import LockKeeper
 from weightlane.notices import PluginWarning, warn_once
 from weightlane.pins import Pin, engine_key, find_pins
 
@@ -43,8 +46,8 @@ class Registry(HookCalls):
     """Plugins, their states and their hooks.
 
     `Registry().load()` finds installed plugins; tests start from an empty one and `register`. Of the
-    environment it reads `WEIGHTLANE_DISABLE_PLUGINS`, `WEIGHTLANE_STRICT_PLUGINS`, `WEIGHTLANE_PIN_<ENGINE>`
-    and `WEIGHTLANE_ASSUME_<ENGINE>_VERSION`; of the folder `project`, pins in its pyproject.toml.
+    environment it reads `WEIGHTLANE_DISABLE_PLUGINS`, `WEIGHTLANE_STRICT_PLUGINS`, `WEIGHTLANE_LOCKED`,
+    `WEIGHTLANE_PIN_<ENGINE>` and `WEIGHTLANE_ASSUME_<ENGINE>_VERSION`; of the folder `project`, pins in its pyproject.toml.
 
     Args:
         manager: holds the plugins; a fresh one when None.
@@ -66,6 +69,7 @@ class Registry(HookCalls):
         self._conflicts: dict[str, Entry] = {}
         self._is_loaded = False
         self._lock = threading.RLock()
+        self.locks = LockKeeper(self.environ)
 
     # -- loading ------------------------------------------------------------------------------------------
 
@@ -80,6 +84,7 @@ class Registry(HookCalls):
                 self._is_loaded = True
                 self._load_entries(find_entries())
                 self._report()
+            self._require_strict()
         return self
 
     def register(
@@ -150,8 +155,8 @@ class Registry(HookCalls):
         status = PluginStatus(entry.name, entry.distribution, entry.version, state, error)
         self._loaded[entry.key] = Loaded(entry.key, status)
 
-    def _report(self) -> None:
-        bad = [item for item in self._loaded.values() if item.status.state not in {"active", "disabled"}]
+    def _require_strict(self) -> None:
+        bad = self._unusable()
         if bad and is_strict(self.environ):
             lines = "; ".join(item.status.sentence for item in bad)
             raise PluginError(
@@ -159,8 +164,14 @@ class Registry(HookCalls):
                 f"{STRICT_VARIABLE} asks for every installed plugin to work.",
                 f"Mend or uninstall it, name it in {DISABLE_VARIABLE}, or unset {STRICT_VARIABLE}.",
             ) from bad[0].cause
-        for item in bad:
-            warn_once(f"Plugin {item.status.sentence}.", stacklevel=4)
+
+    def _unusable(self) -> list[Loaded]:
+        return [item for item in self._loaded.values() if item.status.state not in {"active", "disabled"}]
+
+    def _report(self) -> None:
+        if not is_strict(self.environ):  # where they are an error instead
+            for item in self._unusable():
+                warn_once(f"Plugin {item.status.sentence}.", stacklevel=4)
         engines = self.engines()
         for key, pin in self.pins.items():
             near = near_names(key, [engine_key(engine) for engine in engines])
@@ -168,6 +179,24 @@ class Registry(HookCalls):
                 warn_once(
                     f"{pin.origin} pins engine {key}, which no plugin registers; near: {', '.join(near)}."
                 )
+
+    def under_lock(self, path: Path) -> Registry:
+        """This registry, plugins and all, refusing whatever the lock at `path` does not name.
+
+        Raises:
+            LockError: the lock cannot be used.
+        """
+        held = copy.copy(self)
+        held.locks = LockKeeper(self.environ, path)
+        if held.locks.held is None:
+            raise AssertionError("a lock that was read is held")
+        return held
+
+    def without_lock(self) -> Registry:
+        """This registry, plugins and all, under no lock, not even the environment's."""
+        free = copy.copy(self)
+        free.locks = LockKeeper({})
+        return free
 
     # -- what is there ------------------------------------------------------------------------------------
 
@@ -216,6 +245,7 @@ class Registry(HookCalls):
         Raises:
             PluginError: the plugin of that name is here and cannot be used.
             SelectionError: several backends have that name; a reference is needed.
+            LockError: a lock is in force, and it names this backend in another version or not at all.
         """
         found = [item for item in self.backends() if name in {item.descriptor.name, item.reference}]
         if len(found) > 1:
@@ -225,6 +255,9 @@ class Registry(HookCalls):
                 f"Name one by its reference, such as {found[0].reference}.",
             )
         if found:
+            held = self.locks.held
+            if held is not None:
+                require_origin(held, self, found[0])
             return found[0]
         for item in self._loaded.values():
             distribution = item.status.distribution

@@ -136,6 +136,27 @@ def bad_input() -> None:
         ),
     )
 
+    # Rank 1 selected no rollout, so that its lock holds less than rank 0's.
+    wl.write_lock(MODEL.parent / f"rank-{RANK}.lock")
+    step(
+        "locks that differ",
+        lambda: wl.connect(
+            trainer=wl.trainer("torch", model=good),
+            rollout=[wl.rollout("reference", url=URLS[0])],
+            bounds=BOUNDS,
+            locked=MODEL.parent / f"rank-{RANK}.lock",
+        ),
+    )
+    step(
+        "a lock that is not there",
+        lambda: wl.connect(
+            trainer=wl.trainer("torch", model=good),
+            rollout=[wl.rollout("reference", url=URLS[0])],
+            bounds=BOUNDS,
+            locked=MODEL.parent / f"rank-{2 * RANK}.lock",
+        ),
+    )
+
     changed(good, seed=1)
     lane = open_lane(good)
     tell("before", versions=held_versions())

@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "demo": "weightlane.cli.demo",
     "doctor": "weightlane.cli.doctor",
     "launch-args": "weightlane.cli.launch_args",
+    "lock": "weightlane.cli.lock",
 }
 
 # typer carries click, or its own copy of it; from either, this is the class of errors of usage.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from weightlane.cli import FAILED, WELL
+from weightlane.cli.locked import Locked, held_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +49,7 @@ def demo(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of a table.")
     ] = False,
+    locked: Locked = None,
 ) -> None:
     """Train a small model by reward for a few steps, syncing it to a rollout engine before each.
 
@@ -68,7 +70,7 @@ def demo(
         report=report.absolute(),
     )
     try:
-        with _signals_end_it():
+        with _signals_end_it(), held_lock(locked):
             record = _show_json(settings) if as_json else _show_table(settings)
     except KeyboardInterrupt:
         _print_interrupted(as_json=as_json)

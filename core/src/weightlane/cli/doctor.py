@@ -8,6 +8,7 @@ import typer
 
 from weightlane.cli import FAILED, WELL
 from weightlane.cli.diagnosis import Diagnosis, diagnose
+from weightlane.cli.locked import Locked
 from weightlane.cli.output import print_json, print_line, print_lines
 from weightlane.cli.survey import PluginRow, survey
 
@@ -35,15 +36,16 @@ def doctor(
         typer.Argument(metavar="[ENGINE]...", help="Engines that must be usable here, such as vllm."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    locked: Locked = None,
 ) -> None:
     """Tell what is installed, what was chosen and on which evidence, and what is missing.
 
     Exit status 0: all is well. An engine that is not installed or that no plugin serves is no fault unless it
     is named here, nor is a disabled plugin. Exit status 1: a plugin is broken, incompatible or in conflict,
-    no backend fits an installed engine, a pin is not met, or an ENGINE named here cannot be used. Exit status
-    2: wrong usage, or the command itself broke.
+    no backend fits an installed engine, a pin or a lock is not met, or an ENGINE named here cannot be used.
+    Exit status 2: wrong usage, or the command itself broke.
     """
-    found = diagnose(survey(), engines or [])
+    found = diagnose(survey(locked), engines or [])
     if as_json:
         print_json(found)
     else:

@@ -18,6 +18,8 @@ from weightlane.selection import require_pinned_plugin
 if TYPE_CHECKING:
     from weightlane.candidates import Verdict
     from weightlane.facts import EngineFacts
+    from weightlane.lock_check import HeldLock
+    from weightlane.lock_file import LockedBackend
     from weightlane.registry import Registry, Selected
     from weightlane.types import Role
 
@@ -86,6 +88,41 @@ def row_of_error(
         says=problem,
         problem=problem,
         fix=fix,
+        command=command,
+    )
+
+
+def row_of_lock(
+    registry: Registry, role: Role, facts: EngineFacts, error: WeightlaneError
+) -> tuple[EngineRow, str]:
+    """An engine whose backend the lock in force refuses, and in short why."""
+    held = registry.locks.held
+    if held is None or held.rows(role, facts.engine):
+        return row_of_error(role, facts, error, ()), "the lock refuses it; see doctor"
+    # Installed, and of no concern to a run that keeps to the lock.
+    says = f"{held.origin} does not name it"
+    row = EngineRow(
+        engine=facts.engine,
+        role=role,
+        version=facts.version,
+        source=facts.source,
+        state="blocked",
+        says=f"{says}.",
+        fix="To use it, write a new lock with weightlane lock.",
+    )
+    return row, says
+
+
+def row_of_stray_lock(held: HeldLock, locked: LockedBackend) -> EngineRow:
+    """A row of the lock for an engine that nobody here registers: what it names is missing."""
+    problem = f"{held.origin} names {locked.origin}, and no active plugin here registers {locked.engine}."
+    command = f"pip install '{locked.distribution}=={locked.version}'"
+    return EngineRow(
+        engine=locked.engine,
+        state="problem",
+        says=problem,
+        problem=problem,
+        fix=f"Run {command}, or write a new lock with weightlane lock.",
         command=command,
     )
 

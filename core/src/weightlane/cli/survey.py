@@ -13,18 +13,22 @@ from weightlane.cli.engine_rows import (
     pin_error,
     row_of_chosen,
     row_of_error,
+    row_of_lock,
+    row_of_stray_lock,
     row_of_stray_pin,
     row_without_engine,
     row_without_plugin,
 )
 from weightlane.discovery import DISABLE_VARIABLE
-from weightlane.errors import PinError, PluginError, WeightlaneError
+from weightlane.errors import LockError, PinError, PluginError, WeightlaneError
 from weightlane.facts import no_facts
 from weightlane.notices import PluginWarning
 from weightlane.pins import engine_key
 from weightlane.selection import choose, judge_all
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from weightlane.candidates import Verdict
     from weightlane.discovery import PluginStatus
     from weightlane.registry import Registry, Selected
@@ -75,17 +79,23 @@ class Survey(msgspec.Struct, frozen=True):
     engines: tuple[EngineRow, ...]
 
 
-def survey() -> Survey:
-    """Looks at this process's registry and at what is installed, importing neither torch nor an engine."""
+def survey(locked: Path | None = None) -> Survey:
+    """Looks at this process's registry and at what is installed, importing neither torch nor an engine.
+
+    Raises:
+        LockError: `locked`, or the lock that `WEIGHTLANE_LOCKED` names, cannot be read.
+    """
     from weightlane.registry import get_registry
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # the commands show the states themselves
-        return survey_of(get_registry())
+        registry = get_registry()
+        return survey_of(registry if locked is None else registry.under_lock(locked))
 
 
 def survey_of(registry: Registry) -> Survey:
     """The survey of one registry."""
+    held = registry.locks.held  # one that cannot be read is an error of its own, not of each engine
     pairs = sorted({(item.descriptor.role, item.descriptor.engine) for item in registry.backends()})
     backends: list[BackendRow] = []
     engines: list[EngineRow] = []
@@ -99,6 +109,8 @@ def survey_of(registry: Registry) -> Survey:
     unserved = dict.fromkeys((*PUBLISHED, *sorted(claimed)))
     engines += [row_without_plugin(registry, engine) for engine in unserved if engine not in served]
     engines += _pinned_elsewhere(registry, {*served, *unserved})
+    if held:
+        engines += [row_of_stray_lock(held, row) for row in held.lock.backends if row.engine not in served]
     return Survey(tuple(map(_plugin_row, statuses)), tuple(backends), tuple(engines))
 
 
@@ -106,6 +118,7 @@ def _look_at(registry: Registry, role: Role, engine: str) -> tuple[EngineRow, li
     chosen: Selected | None = None
     facts = no_facts(engine)
     error: WeightlaneError | None = None
+    reason = ""
     verdicts: tuple[Verdict, ...] = ()
     try:
         facts = registry.collect_facts(engine)
@@ -113,17 +126,20 @@ def _look_at(registry: Registry, role: Role, engine: str) -> tuple[EngineRow, li
         chosen = choose(registry, role, engine, facts).selected
     except WeightlaneError as exc:
         error = exc
-    if not facts.version and not isinstance(error, PinError | PluginError):
+    if not facts.version and not isinstance(error, PinError | PluginError | LockError):
         error = None  # not installed here: nothing is wrong
     if isinstance(error, PinError) and not facts.version:
         error = pin_error(registry, engine)
     if chosen is not None:
         row = row_of_chosen(role, facts, chosen)
+    elif isinstance(error, LockError):
+        row, reason = row_of_lock(registry, role, facts, error)
     elif error is not None:
         row = row_of_error(role, facts, error, verdicts)
     else:
         row = row_without_engine(role, engine, verdicts)
-    return row, [_backend_row(registry, item, chosen, engine, facts.version) for item in verdicts]
+    rows = [_backend_row(registry, item, chosen, engine, facts.version) for item in verdicts]
+    return row, [msgspec.structs.replace(item, reason=reason) for item in rows] if reason else rows
 
 
 def _plugin_row(status: PluginStatus) -> PluginRow:
