@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import PluginError
+from weightlane.facts import EngineFacts
 from weightlane.hook_errors import GuardedStream, HookSite, blamed_on
 from weightlane.notices import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import CodeType
 
     import pluggy
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from weightlane.endpoint import EngineEndpoint
     from weightlane.engine_agent import WorkerEngine
     from weightlane.events import SyncEvent
-    from weightlane.facts import EngineFacts
     from weightlane.manifest import RankManifest
     from weightlane.peft import AdapterConfig
     from weightlane.program import Lifecycle, Program
@@ -85,8 +86,19 @@ class HookCalls:
         if not self.implements(selected, hook):
             return None
         plugin = self._manager.get_plugin(selected.plugin_name)
-        answers: list[EngineFacts] = self._ask(plugin, hook, _site(selected, hook), context)
-        return answers[0] if answers else None
+        site = _site(selected, hook)
+        answers: list[object] = self._ask(plugin, hook, site, context)
+        if not answers:
+            return None
+        facts = answers[0]
+        if not isinstance(facts, EngineFacts) or facts.engine != context.engine:
+            told = facts.engine if isinstance(facts, EngineFacts) else f"a {type(facts).__name__}"
+            raise site.error(
+                f"returned {told} when it was asked for facts of {context.engine}.",
+                "Facts are an EngineFacts of the engine asked for; probes would read anything else wrongly.",
+                f"Report it to the authors of {site.distribution}, or pin or install another backend.",
+            )
+        return facts
 
     def call_plan_launch(self, selected: Selected, context: LaunchContext) -> LaunchPlan:
         """`weightlane_plan_launch` of the chosen backend."""
@@ -152,7 +164,12 @@ class HookCalls:
                 self._manager.subset_hook_caller(hook, others)(event=event)
             except Exception as exc:  # noqa: BLE001 - observers must not end a sync
                 name = self._manager.get_name(plugin) or "of no name"
-                warn_once(f"Plugin {name} failed in {hook}: {type(exc).__name__}: {exc}; the sync goes on.")
+                site = HookSite(name, *self.owner_of(name), hook)
+                warn_once(f"{site} failed in {hook}: {type(exc).__name__}: {exc}; the sync goes on.")
+
+    def owner_of(self, plugin_name: str) -> tuple[str, str]:
+        """Distribution and version of the plugin registered under this name."""
+        return plugin_name.partition(":")[0], ""
 
     def _call(self, selected: Selected, hook: str, context: object) -> Any:
         site = _site(selected, hook)
@@ -180,12 +197,19 @@ class HookCalls:
 
     def _ask(self, plugin: object, hook: str, site: HookSite, context: object) -> list[Any]:
         """Calls one plugin's implementation together with wrappers; the answer is a list of none or one."""
+        implementations = self._implementations(hook)
         rivals = [
-            impl.plugin
-            for impl in self._implementations(hook)
-            if impl.plugin is not plugin and not is_wrapper(impl)
+            impl.plugin for impl in implementations if impl.plugin is not plugin and not is_wrapper(impl)
         ]
-        with blamed_on(site):
+
+        def called() -> dict[CodeType, HookSite]:
+            return {
+                impl.function.__code__: HookSite(impl.plugin_name, *self.owner_of(impl.plugin_name), hook)
+                for impl in implementations
+                if hasattr(impl.function, "__code__")
+            }
+
+        with blamed_on(site, called):
             answers: list[Any] = self._manager.subset_hook_caller(hook, rivals)(context=context)
         return answers
 

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from importlib.metadata import Distribution, DistributionFinder, distributions
+from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def declaring(group: str) -> Iterator[Declared]:
                     break
         seen |= here.keys()
         if os.path.isfile(place):  # noqa: PTH113 - a zip file on the path
-            yield from _declared_by(distributions(path=[place]), group)
+            context = DistributionFinder.Context(path=[place])
+            yield from _declared_by(MetadataPathFinder.find_distributions(context), group)
     for finder in sys.meta_path:
         find = getattr(finder, "find_distributions", None)
         if find is not None and getattr(finder, "__module__", "") != "_frozen_importlib_external":

@@ -15,6 +15,7 @@ from typing import Any
 import pluggy
 
 from weightlane import hookspecs
+from weightlane.descriptor_rules import is_version, require_sound
 from weightlane.discovery import Entry, PluginState, PluginStatus
 from weightlane.errors import PluginError, near_names
 from weightlane.types import CORE_API_VERSION, BackendDescriptor
@@ -125,10 +126,8 @@ def _descriptors(manager: pluggy.PluginManager, plugin: Any) -> tuple[BackendDes
                 raise PluginError(
                     f"weightlane_register_backends gave a {type(item).__name__}, not a BackendDescriptor."
                 )
-            if item.role not in ("trainer", "rollout"):
-                raise PluginError(
-                    f"Backend {item.name} has role {item.role!r}; a role is trainer or rollout."
-                )
+            if not (is_version(item.api_version) and api_refusal(item)):
+                require_sound(item)  # one of another contract version may have other fields
             found.append(item)
     seen: set[tuple[str, str]] = set()
     for item in found:

@@ -28,10 +28,18 @@ def claimants(registry: Registry, engine: str) -> tuple[PluginStatus, ...]:
     )
 
 
-def raise_unmet_pin(pin: Pin, role: Role, engine: str, verdicts: Sequence[Verdict]) -> NoReturn:
+def raise_unmet_pin(
+    registry: Registry, pin: Pin, role: Role, engine: str, verdicts: Sequence[Verdict]
+) -> NoReturn:
     """Raises the `PinError` of a pinned plugin none of whose backends fits."""
     why = _lines(verdicts) or f"{pin.distribution} registers no {role} backend for {engine}."
-    cause = next((item.cause for item in verdicts if item.cause), None)
+    unusable = [
+        item for item in registry.statuses() if pin.names(item.distribution, item.name) and item.state != "active"
+    ]
+    if unusable and not verdicts:  # one of its other plugins may be the one that was meant
+        why = f"{why} {' '.join(f'{item.sentence}.' for item in unusable)}"
+    causes = [item.cause for item in verdicts] + [registry.cause_of(item) for item in unusable]
+    cause = next((item for item in causes if item), None)
     raise PinError(
         f"The pin {pin.text} for {engine} ({pin.origin}) cannot be met.",
         why,

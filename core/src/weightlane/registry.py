@@ -239,6 +239,13 @@ class Registry(HookCalls):
         """The status of the plugin behind a backend."""
         return self._loaded[backend.plugin_name].status
 
+    def owner_of(self, plugin_name: str) -> tuple[str, str]:
+        """Distribution and version of the plugin registered under this name."""
+        known = self._loaded.get(plugin_name)
+        if known is None:  # of a manager that was handed in
+            return super().owner_of(plugin_name)
+        return known.status.distribution, known.status.version
+
     def backend_named(self, name: str) -> Selected | None:
         """The backend that another process selected, by backend name or by `Selected.reference`.
 

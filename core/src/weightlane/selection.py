@@ -109,7 +109,7 @@ def _choose(registry: Registry, role: Role, engine: str, facts: EngineFacts, pin
     viable = [item for item in verdicts if item.viable]
     if not viable:
         if wanted is not None:
-            raise_unmet_pin(wanted, role, engine, verdicts)
+            raise_unmet_pin(registry, wanted, role, engine, verdicts)
         raise_no_candidate(registry, role, engine, verdicts)
     winner = _best(engine, viable)
     return Choice(_selected(registry, winner, engine, facts, wanted), winner, verdicts)

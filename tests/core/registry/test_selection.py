@@ -140,6 +140,28 @@ def test_an_assumed_version_is_used_and_noted(bench: Bench) -> None:
         bench.select("1.5")
 
 
+def test_evidence_says_that_an_assumed_version_was_not_found(bench: Bench) -> None:
+    bench.plugin("acme-lane")
+    assert bench.select("1.5").evidence[0] == "acme 1.5 (as installed here) fits acme <2,>=1"
+    bench.environ["WEIGHTLANE_ASSUME_ACME_VERSION"] = "1.6"
+    (first, *_) = bench.select("1.5").evidence
+    assert first == "acme 1.6 (as WEIGHTLANE_ASSUME_ACME_VERSION says) fits acme <2,>=1"
+
+
+def test_evidence_that_is_one_string_is_refused(bench: Bench) -> None:
+    bench.plugin("bad-lane", {"probe": lambda facts: Viable("seen")})  # type: ignore[arg-type]
+    with pytest.raises(SelectionError, match="its probe gave a str as its evidence"):
+        bench.select("1.5")
+
+
+def test_where_no_engine_is_installed_the_error_says_so(bench: Bench) -> None:
+    bench.plugin("acme-lane", {"install_hint": "pip install acme-engine"})
+    nothing = EngineFacts(engine="acme", version="", source="assumed")
+    with pytest.raises(SelectionError, match="it is not installed here and no engine told") as caught:
+        select(bench.registry(), "rollout", "acme", nothing)
+    assert caught.value.fix.startswith("Run pip install acme-engine")
+
+
 def test_a_probe_that_raises_is_a_reason_not_a_crash(bench: Bench) -> None:
     def raises(facts: EngineFacts) -> ProbeResult:
         raise ZeroDivisionError("oh")
@@ -365,6 +387,15 @@ def test_a_broken_rival_is_noted_and_stops_nothing(site: FakeSite) -> None:
     selected = select(site.load(), "rollout", "acme", facts("1.5"))
     assert selected.distribution == "good-lane"
     assert any("bad-lane" in note and "no libacme.so" in note for note in selected.notes)
+
+
+@pytest.mark.filterwarnings("ignore::weightlane.notices.PluginWarning")
+def test_a_pin_of_a_distribution_whose_other_plugin_is_broken_names_that_too(site: FakeSite) -> None:
+    modules = {"fake_good": site.source(engine="other"), "fake_bad": "raise ImportError('no libacme.so')"}
+    site.install("acme-lane", {"acme": "fake_bad", "other": "fake_good"}, modules=modules)
+    with pytest.raises(PinError, match=r"registers no rollout backend for acme. .*no libacme.so") as caught:
+        select(site.load(), "rollout", "acme", facts("1.5"), pin="acme-lane")
+    assert isinstance(caught.value.__cause__, ImportError)
 
 
 def test_pinning_a_disabled_plugin_is_an_error_that_says_so(site: FakeSite) -> None:
