@@ -69,6 +69,9 @@ def judge(backend: Selected, facts: EngineFacts, *, stated_by: str = "") -> Verd
     )
     if position == "excluded":
         return Verdict(backend, position, reason=f"{found} is a version that it excludes ({wanted})")
+    if descriptor.role == "trainer" and facts.source == "assumed" and not facts.version:
+        # It lives in this process, so that no probe can speak for one that is not here.
+        return Verdict(backend, position, reason=f"{facts.engine} is not installed here")
     probed = descriptor.probe is not always_viable
     if not probed and position != "inside":
         return Verdict(backend, position, reason=f"it serves {wanted} and found {found}")

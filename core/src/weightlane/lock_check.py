@@ -131,10 +131,11 @@ def refuse(
 ) -> NoReturn:
     """Raises the one error that lists these differences and those of all other rows whose plugins are here."""
     here = {item.distribution for item in registry.statuses()}
+    asked = {(item.role, item.engine) for item in found}
     others = [
         item
-        for row in held.lock.backends
-        if row.distribution in here
+        for row in held.lock.backends  # a rank needs no plugin but those of the engines that it selects
+        if row.distribution in here or (row.role, row.engine) in asked
         for item in differences_here(held, registry, row)
     ]
     told = dict.fromkeys(sorted((*others, *differences), key=lambda item: (item.subject, item.field)))

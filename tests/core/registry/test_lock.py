@@ -107,6 +107,7 @@ def test_what_the_lock_names_is_selected(site: FakeSite, lock_path: Path) -> Non
     ("fields", "difference"),
     [
         ({"distribution": "other-lane"}, "distribution: the lock names other-lane, here is acme-lane"),
+        ({"distribution": "other-lane"}, "the lock names other-lane 1.0, here is none of it"),
         ({"version": "0.9"}, "version: the lock names acme-lane 0.9, here is acme-lane 1.0"),
         ({"entry_point": "fast"}, "entry point: the lock names fast, here is acme"),
         ({"era": "older"}, "era: the lock names older, here is only"),

@@ -162,6 +162,15 @@ def test_where_no_engine_is_installed_the_error_says_so(bench: Bench) -> None:
     assert caught.value.fix.startswith("Run pip install acme-engine")
 
 
+def test_a_trainer_that_is_not_installed_is_refused_although_its_probe_asks_for_nothing(bench: Bench) -> None:
+    bench.plugin("acme-lane", {"role": "trainer", "probe": passes})
+    nothing = EngineFacts(engine="acme", version="", source="assumed")
+    with pytest.raises(SelectionError, match="acme is not installed here"):
+        select(bench.registry(), "trainer", "acme", nothing)
+    bench.environ["WEIGHTLANE_ASSUME_ACME_VERSION"] = "1.5"
+    assert select(bench.registry(), "trainer", "acme", nothing).distribution == "acme-lane"
+
+
 def test_a_probe_that_raises_is_a_reason_not_a_crash(bench: Bench) -> None:
     def raises(facts: EngineFacts) -> ProbeResult:
         raise ZeroDivisionError("oh")

@@ -124,6 +124,8 @@ def _look_at(registry: Registry, role: Role, engine: str) -> tuple[EngineRow, li
         facts = registry.collect_facts(engine)
         verdicts = judge_all(registry, role, engine, facts)
         chosen = choose(registry, role, engine, facts).selected
+        if facts.source == "assumed" and not facts.version:
+            chosen = None  # a probe that asks for nothing passes although there is no engine
     except WeightlaneError as exc:
         error = exc
     if not facts.version and not isinstance(error, PinError | PluginError | LockError):
