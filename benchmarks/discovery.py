@@ -135,7 +135,9 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=15, help="fresh interpreters to measure")
     parser.add_argument("--limit", type=float, default=LIMIT_MS, help="milliseconds that the median may take")
     parser.add_argument("--json", action="store_true", help="print JSON")

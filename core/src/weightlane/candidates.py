@@ -137,7 +137,9 @@ def _engine_words(facts: EngineFacts, stated_by: str) -> str:
     if facts.version:
         return f"{facts.engine} {facts.version} ({_SOURCES[facts.source]})"
     unknown = f"{facts.engine} of unknown version"
-    return f"{unknown} (it is not installed here and no engine told)" if facts.source == "assumed" else unknown
+    return (
+        f"{unknown} (it is not installed here and no engine told)" if facts.source == "assumed" else unknown
+    )
 
 
 def _refused(result: NotViable, position: RangePosition, found: str, wanted: str) -> str:

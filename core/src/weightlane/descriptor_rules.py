@@ -1,5 +1,7 @@
-"""What a descriptor must be like. Checked as it is registered: selection judges all backends together, so that
-one that cannot be judged would stop the choice among the others.
+"""What a descriptor must be like.
+
+Checked as it is registered: selection judges all backends together, so that one that cannot be judged would
+stop the choice among the others.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def find_entries() -> tuple[Entry, ...]:
             name, version = found.head()
             if name not in entries:
                 entries[name] = _entries_of(found, name, version)
-        except Exception as exc:  # noqa: BLE001 - whatever one distribution's files are like, others load
+        except ValueError as exc:
             damaged = _damaged(found, str(exc))
             entries.setdefault(damaged.distribution, [damaged])
     every = (entry for group in entries.values() for entry in group)
@@ -121,11 +121,7 @@ def find_entries() -> tuple[Entry, ...]:
 def _entries_of(found: Declared, name: str, version: str) -> list[Entry]:
     if found.rival:
         raise ValueError(f"{found.rival} stands beside it")
-    try:
-        points = found.distribution.entry_points.select(group=GROUP)
-    except Exception as exc:
-        raise ValueError("entry_points.txt cannot be parsed") from exc
-    return [Entry(point.name, name, version, point, _damage_of(point)) for point in points]
+    return [Entry(point.name, name, version, point, _damage_of(point)) for point in found.points(GROUP)]
 
 
 def _damage_of(point: EntryPoint) -> str:

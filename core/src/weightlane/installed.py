@@ -10,11 +10,12 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
+from importlib.metadata import DistributionFinder, EntryPoint, MetadataPathFinder
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from importlib.metadata import Distribution
 
 _SUFFIXES = (".dist-info", ".egg-info")
 
@@ -31,8 +32,9 @@ class Declared:
     `rival` names a second folder of metadata for the same distribution beside it, in another version.
     """
 
-    distribution: Distribution
     folder: str
+    metadata: str
+    entry_points: str
     rival: str = ""
 
     def head(self) -> tuple[str, str]:
@@ -41,9 +43,8 @@ class Declared:
         Raises:
             ValueError: its metadata has no name.
         """
-        text = self.distribution.read_text("METADATA") or self.distribution.read_text("PKG-INFO") or ""
         fields: dict[str, str] = {}
-        for line in text.splitlines():
+        for line in self.metadata.splitlines():
             if not line.strip():
                 break
             field, _, value = line.partition(":")
@@ -51,6 +52,24 @@ class Declared:
         if not fields.get("name"):
             raise ValueError("METADATA names no distribution")
         return normalized(fields["name"]), fields.get("version", "")
+
+    def points(self, group: str) -> list[EntryPoint]:
+        """Its entry points of one group.
+
+        Raises:
+            ValueError: a line of that group is no entry.
+        """
+        found: list[EntryPoint] = []
+        section = ""
+        for line in map(str.strip, self.entry_points.splitlines()):
+            if line.startswith("[") and line.endswith("]"):
+                section = line[1:-1]
+            elif section == group and line and not line.startswith("#"):
+                name, is_entry, value = (part.strip() for part in line.partition("="))
+                if not is_entry or not name:
+                    raise ValueError(f"entry_points.txt has the line {line!r}, which is no entry")
+                found.append(EntryPoint(name, value, group))
+        return found
 
 
 def declaring(group: str) -> Iterator[Declared]:
@@ -63,8 +82,10 @@ def declaring(group: str) -> Iterator[Declared]:
                 continue
             for folder in folders:
                 path = os.path.join(place, folder)  # noqa: PTH118 - pathlib takes three times as long
-                if _mentions(path, group):
-                    yield Declared(Distribution.at(path), folder, _rival(folder, folders))
+                entries = _text(path, "entry_points.txt")
+                if f"[{group}]" in entries:
+                    metadata = _text(path, "METADATA") or _text(path, "PKG-INFO")
+                    yield Declared(folder, metadata, entries, _rival(folder, folders))
                     break
         seen |= here.keys()
         if os.path.isfile(place):  # noqa: PTH113 - a zip file on the path
@@ -89,7 +110,7 @@ def _names_in(place: str) -> dict[str, list[str]]:
 
 
 def _rival(folder: str, folders: list[str]) -> str:
-    """Another version's metadata in the same place: an upgrade was interrupted, and which is true is unknown."""
+    """Another version's metadata in the same place: of an interrupted upgrade, and neither can be trusted."""
     own = _version_of(folder)
     others = [other for other in folders if _version_of(other) not in {own, ""}]
     return others[0] if own and others else ""
@@ -99,15 +120,17 @@ def _version_of(folder: str) -> str:
     return folder[: -len(_SUFFIXES[0])].partition("-")[2].partition("-")[0]
 
 
-def _mentions(path: str, group: str) -> bool:
+def _text(path: str, name: str) -> str:
     try:
-        with open(os.path.join(path, "entry_points.txt"), "rb") as file:  # noqa: PTH118, PTH123 - as above
-            return f"[{group}]".encode() in file.read()
+        with open(os.path.join(path, name), "rb") as file:  # noqa: PTH118, PTH123 - as above
+            return file.read().decode("utf-8", "replace")
     except OSError:
-        return False
+        return ""
 
 
 def _declared_by(found: Iterable[Distribution], group: str) -> Iterator[Declared]:
     for item in found:
-        if f"[{group}]" in (item.read_text("entry_points.txt") or ""):
-            yield Declared(item, str(getattr(item, "_path", "")).rpartition("/")[2])
+        entries = item.read_text("entry_points.txt") or ""
+        if f"[{group}]" in entries:
+            metadata = item.read_text("METADATA") or item.read_text("PKG-INFO") or ""
+            yield Declared(str(getattr(item, "_path", "")).rpartition("/")[2], metadata, entries)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from weightlane.registry import Registry
     from weightlane.types import Role
 
+
 @dataclass(frozen=True, slots=True)
 class HeldLock:
     """A lock in force; `origin` says in messages where it was read and who asked for it."""
@@ -69,7 +70,7 @@ def differences_of(held: HeldLock, found: LockedBackend) -> tuple[LockDifference
     return (*_core(held), *nearest)
 
 
-def differences_here(held: HeldLock, registry: Registry, row: LockedBackend) -> tuple[LockDifference, ...]:
+def differences_here(registry: Registry, row: LockedBackend) -> tuple[LockDifference, ...]:
     """In what the plugins here differ from one row, whatever is selected: that takes no engine."""
     subject = f"{row.role} {row.engine}"
     statuses = [item for item in registry.statuses() if item.distribution == row.distribution]
@@ -87,7 +88,9 @@ def differences_here(held: HeldLock, registry: Registry, row: LockedBackend) -> 
     if own.state != "active":
         return (*found, LockDifference(subject, "state", "an active plugin", f"a plugin that {own.sentence}"))
     eras = [item.descriptor for item in registry.backends() if item.plugin_name == own.key]
-    eras = [item for item in eras if (item.role, item.engine, item.name) == (row.role, row.engine, row.backend)]
+    eras = [
+        item for item in eras if (item.role, item.engine, item.name) == (row.role, row.engine, row.backend)
+    ]
     if row.era not in {item.era for item in eras}:
         names = ", ".join(item.era for item in eras) or "no backend of this engine"
         found.append(LockDifference(subject, "era", row.era, names))
@@ -129,14 +132,14 @@ def refuse(
     found: Sequence[LockedBackend] = (),
     cause: BaseException | None = None,
 ) -> NoReturn:
-    """Raises the one error that lists these differences and those of all other rows whose plugins are here."""
+    """Raises the one error that lists these differences and those of other rows whose plugins are here."""
     here = {item.distribution for item in registry.statuses()}
     asked = {(item.role, item.engine) for item in found}
     others = [
         item
         for row in held.lock.backends  # a rank needs no plugin but those of the engines that it selects
         if row.distribution in here or (row.role, row.engine) in asked
-        for item in differences_here(held, registry, row)
+        for item in differences_here(registry, row)
     ]
     told = dict.fromkeys(sorted((*others, *differences), key=lambda item: (item.subject, item.field)))
     lines = [f"  {item}" for item in told]

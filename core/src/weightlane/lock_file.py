@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -27,8 +26,8 @@ _MOST_BYTES = 1 << 20
 class LockedBackend(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One selected backend.
 
-    `entry_point` is the plugin's name in its distribution. `engine_version` and `evidence` tell on what it was
-    chosen: they are shown when a later selection differs, and do not make it differ.
+    `entry_point` is the plugin's name in its distribution. `engine_version` and `evidence` tell on what it
+    was chosen: they are shown when a later selection differs, and do not make it differ.
     """
 
     role: Role
@@ -111,16 +110,17 @@ def write_lock_file(lock: Lock, path: Path) -> None:
             raise _unwritable(path, f"something else is there: {exc.why.rstrip('.')}") from exc
     import tempfile  # takes 10 ms, and few processes write a lock
 
-    temporary = ""
+    temporary: Path | None = None
     try:
         # Beside it, so that a reader sees the old lock or the new one and never a part; made with mode 0600.
-        descriptor, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        with open(descriptor, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(lock), indent=2) + b"\n")
-        os.replace(temporary, path)
+        descriptor, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        os.close(descriptor)
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(lock), indent=2) + b"\n")
+        temporary.replace(path)
     except OSError as exc:
-        with suppress(OSError):
-            os.unlink(temporary)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
         raise _unwritable(path, exc.strerror or str(exc)) from exc
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from weightlane.errors import SelectionError, WeightlaneError
 from weightlane.lock_check import LockDifference, differences_here, differences_of, locked_backend
-from weightlane.lock_file import LockedBackend
 from weightlane.selection import select
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from weightlane.contexts import RolloutTarget
     from weightlane.lock_check import HeldLock
+    from weightlane.lock_file import LockedBackend
     from weightlane.registry import Registry
     from weightlane.types import Role
 
@@ -93,14 +93,18 @@ def compare(held: HeldLock, registry: Registry, asked: Sequence[Asked]) -> Compa
     if not asked:
         every = dict.fromkeys(Asked(row.role, row.engine) for row in held.lock.backends)
         asked = [item for item in every if registry.collect_facts(item.engine).version]
-        absent = [LeftOut(item, f"{item.engine} is not installed here") for item in every if item not in asked]
+        absent = [
+            LeftOut(item, f"{item.engine} is not installed here") for item in every if item not in asked
+        ]
     differences: dict[LockDifference, None] = {}
     different: list[LockedBackend] = []
     for item in asked:
         try:
             found = _selected(registry, item)
         except WeightlaneError as exc:
-            differences.update(dict.fromkeys(_of_plugins(held, registry, item) or [_nothing(held, item, exc)]))
+            differences.update(
+                dict.fromkeys(_of_plugins(held, registry, item) or [_nothing(held, item, exc)])
+            )
             continue
         apart = differences_of(held, found)
         differences.update(dict.fromkeys(apart))
@@ -117,7 +121,7 @@ def _selected(registry: Registry, asked: Asked) -> LockedBackend:
 
 def _of_plugins(held: HeldLock, registry: Registry, asked: Asked) -> list[LockDifference]:
     rows = held.rows(asked.role, asked.engine)
-    return [item for row in rows for item in differences_here(held, registry, row)]
+    return [item for row in rows for item in differences_here(registry, row)]
 
 
 def _nothing(held: HeldLock, asked: Asked, error: WeightlaneError) -> LockDifference:

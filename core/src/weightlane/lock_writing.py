@@ -35,7 +35,9 @@ def lock_of(backends: Iterable[LockedBackend]) -> Lock:
     Raises:
         LockError: there are none; such a lock would refuse everything.
     """
-    rows = sorted(set(backends), key=lambda row: (row.role, row.engine, row.distribution, row.era, row.evidence))
+    rows = sorted(
+        set(backends), key=lambda row: (row.role, row.engine, row.distribution, row.era, row.evidence)
+    )
     if not rows:
         raise LockError(
             "There is nothing to lock.",

@@ -26,7 +26,7 @@ def warn_once(message: str, *, stacklevel: int = 2) -> None:
 
 
 def log_once(message: str) -> None:
-    """Logs a decision to `weightlane.selection` at level INFO, unless this process has logged the same text."""
+    """Logs a decision to `weightlane.selection` at level INFO, unless this process has logged that text."""
     with _lock:
         if message in _logged:
             return

@@ -34,7 +34,9 @@ def raise_unmet_pin(
     """Raises the `PinError` of a pinned plugin none of whose backends fits."""
     why = _lines(verdicts) or f"{pin.distribution} registers no {role} backend for {engine}."
     unusable = [
-        item for item in registry.statuses() if pin.names(item.distribution, item.name) and item.state != "active"
+        item
+        for item in registry.statuses()
+        if pin.names(item.distribution, item.name) and item.state != "active"
     ]
     if unusable and not verdicts:  # one of its other plugins may be the one that was meant
         why = f"{why} {' '.join(f'{item.sentence}.' for item in unusable)}"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from weightlane.discovery import (
     DISABLE_VARIABLE,
-    STRICT_VARIABLE,
     Entry,
     PluginState,
     PluginStatus,
@@ -27,6 +26,7 @@ from weightlane.discovery import (
 from weightlane.errors import PluginError, SelectionError, near_names
 from weightlane.hook_calls import HookCalls, Selected
 from weightlane.installed import normalized
+from weightlane.load_report import require_usable, warn_of_stray_pins, warn_of_unusable
 from weightlane.loading import Loaded, load_entry, new_manager, register_plugin
 from weightlane.lock_check import require_origin
 from weightlane.lock_keeper import LockKeeper
@@ -47,7 +47,8 @@ class Registry(HookCalls):
 
     `Registry().load()` finds installed plugins; tests start from an empty one and `register`. Of the
     environment it reads `WEIGHTLANE_DISABLE_PLUGINS`, `WEIGHTLANE_STRICT_PLUGINS`, `WEIGHTLANE_LOCKED`,
-    `WEIGHTLANE_PIN_<ENGINE>` and `WEIGHTLANE_ASSUME_<ENGINE>_VERSION`; of the folder `project`, pins in its pyproject.toml.
+    `WEIGHTLANE_PIN_<ENGINE>` and `WEIGHTLANE_ASSUME_<ENGINE>_VERSION`; of the folder `project`, pins in its
+    pyproject.toml.
 
     Args:
         manager: holds the plugins; a fresh one when None.
@@ -83,8 +84,11 @@ class Registry(HookCalls):
             if not self._is_loaded:
                 self._is_loaded = True
                 self._load_entries(find_entries())
-                self._report()
-            self._require_strict()
+                if not is_strict(self.environ):  # where they are an error instead
+                    warn_of_unusable(self._loaded.values())
+                warn_of_stray_pins(self.pins, self.engines())
+            if is_strict(self.environ):
+                require_usable(self._loaded.values())
         return self
 
     def register(
@@ -154,31 +158,6 @@ class Registry(HookCalls):
     def _hold_back(self, entry: Entry, state: PluginState, error: str) -> None:
         status = PluginStatus(entry.name, entry.distribution, entry.version, state, error)
         self._loaded[entry.key] = Loaded(entry.key, status)
-
-    def _require_strict(self) -> None:
-        bad = self._unusable()
-        if bad and is_strict(self.environ):
-            lines = "; ".join(item.status.sentence for item in bad)
-            raise PluginError(
-                f"{len(bad)} plugin{'' if len(bad) == 1 else 's'} cannot be used: {lines}.",
-                f"{STRICT_VARIABLE} asks for every installed plugin to work.",
-                f"Mend or uninstall it, name it in {DISABLE_VARIABLE}, or unset {STRICT_VARIABLE}.",
-            ) from bad[0].cause
-
-    def _unusable(self) -> list[Loaded]:
-        return [item for item in self._loaded.values() if item.status.state not in {"active", "disabled"}]
-
-    def _report(self) -> None:
-        if not is_strict(self.environ):  # where they are an error instead
-            for item in self._unusable():
-                warn_once(f"Plugin {item.status.sentence}.", stacklevel=4)
-        engines = self.engines()
-        for key, pin in self.pins.items():
-            near = near_names(key, [engine_key(engine) for engine in engines])
-            if key not in {engine_key(engine) for engine in engines} and near:
-                warn_once(
-                    f"{pin.origin} pins engine {key}, which no plugin registers; near: {', '.join(near)}."
-                )
 
     def under_lock(self, path: Path) -> Registry:
         """This registry, plugins and all, refusing whatever the lock at `path` does not name.

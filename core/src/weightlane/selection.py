@@ -87,7 +87,7 @@ def choose(
         choice = _choose(registry, role, engine, facts, pin)
     except (SelectionError, PluginError) as exc:
         rows = held.rows(role, engine) if held else ()
-        differences = [item for row in rows for item in differences_here(held, registry, row)] if held else []
+        differences = [item for row in rows for item in differences_here(registry, row)] if held else []
         if held and differences:
             refuse(held, registry, differences, cause=exc)
         raise

@@ -1,4 +1,4 @@
-"""A distribution made here, built by hatchling and installed by pip: found, chosen, pinned against ours, called,
+"""A distribution made here, built by hatchling, installed by pip: found, chosen, pinned against ours, called,
 told of by `doctor` in each of its states, and gone again after pip has removed it.
 
 It lands in an environment of its own, which sees the packages of the one that runs the tests. Commands run
@@ -14,10 +14,12 @@ import sys
 import sysconfig
 import venv
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PYPROJECT = """
 [build-system]
@@ -167,7 +169,13 @@ class Environment:
     def pip(self, *words: str) -> str:
         command = [str(self.python), "-m", "pip", "--disable-pip-version-check", *words]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=100, cwd=self.folder, env=self._environ()
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+            cwd=self.folder,
+            env=self._environ(),
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -178,6 +186,7 @@ class Environment:
             input=json.dumps(list(asked.values())),
             capture_output=True,
             text=True,
+            check=False,
             timeout=100,
             cwd=self.folder,
             env=self._environ(),
@@ -326,10 +335,14 @@ def test_broken_it_is_a_problem_with_its_cause_and_a_way_out(story: dict[str, To
     assert "pip uninstall acme-lane" in told.out
     assert "reference (transformers-4.50)" in one_line(told, "chosen       reference")  # ours goes on
     assert story["broken and strict"].status == 1
-    assert "WEIGHTLANE_STRICT_PLUGINS asks for every installed plugin to work." in story["broken and strict"].err
+    assert (
+        "WEIGHTLANE_STRICT_PLUGINS asks for every installed plugin to work." in story["broken and strict"].err
+    )
 
 
-def test_of_another_contract_it_is_incompatible_and_doctor_says_what_to_upgrade(story: dict[str, Told]) -> None:
+def test_of_another_contract_it_is_incompatible_and_doctor_says_what_to_upgrade(
+    story: dict[str, Told],
+) -> None:
     told = story["incompatible"]
     assert told.status == 1
     assert "contract 9.0, which is newer than this core's" in one_line(told, "incompatible")
@@ -373,7 +386,9 @@ def test_a_lock_that_names_it_is_kept_and_refuses_ours(story: dict[str, Told]) -
 def test_removed_by_pip_it_is_gone_and_ours_is_chosen_again(story: dict[str, Told]) -> None:
     assert story["after"] == story["before"]
     assert story["still ours"].status == 0
-    assert "reference (transformers-4.50) of weightlane" in one_line(story["still ours"], "chosen       reference")
+    assert "reference (transformers-4.50) of weightlane" in one_line(
+        story["still ours"], "chosen       reference"
+    )
 
 
 def test_removed_though_a_lock_or_a_pin_names_it_doctor_says_what_is_missing(story: dict[str, Told]) -> None:

@@ -51,7 +51,7 @@ def test_a_trainer_that_the_lock_does_not_name_is_refused_first(tmp_path: Path, 
 def test_with_the_lock_as_written_the_same_call_gets_as_far_as_the_engine(
     tmp_path: Path, lock_path: Path
 ) -> None:
-    with pytest.raises(EngineError, match="nobody.sock"):
+    with pytest.raises(EngineError, match=r"nobody.sock"):
         connect(tmp_path, lock_path)
 
 

@@ -47,7 +47,9 @@ def test_any_kind_of_build_inside_a_range_is_taken_by_its_version(site: FakeSite
 
 
 @pytest.mark.requirement("R87")
-@pytest.mark.parametrize("version", ["1.0rc1", "1.0.dev5", "2.0rc1", "2.0.dev1+g0a1b2c3", "0.1.dev1+g0a1b2c3"])
+@pytest.mark.parametrize(
+    "version", ["1.0rc1", "1.0.dev5", "2.0rc1", "2.0.dev1+g0a1b2c3", "0.1.dev1+g0a1b2c3"]
+)
 @pytest.mark.filterwarnings("ignore::weightlane.notices.PluginWarning")
 def test_before_a_release_that_bounds_a_range_the_capability_decides(site: FakeSite, version: str) -> None:
     (note,) = chosen(site, version, VIABLE).notes

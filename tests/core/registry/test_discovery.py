@@ -53,7 +53,7 @@ def upgrade_halfway(site: FakeSite) -> None:
     [
         (lose_metadata, "METADATA names no distribution"),
         (lose_the_name, "METADATA names no distribution"),
-        (garble_entry_points, "entry_points.txt cannot be parsed"),
+        (garble_entry_points, "the line 'this is no entry', which is no entry"),
         (name_no_module, "'two words', and must be a module or module:object"),
         (upgrade_halfway, "bad_lane-1.1.dist-info stands beside it"),
     ],

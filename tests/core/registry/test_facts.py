@@ -99,7 +99,10 @@ def test_one_failing_plugin_is_warned_of_where_another_answers(
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [({"version": "1.0"}, "returned a dict"), (EngineFacts(engine="b", version="1", source="worker"), "returned b")],
+    [
+        ({"version": "1.0"}, "returned a dict"),
+        (EngineFacts(engine="b", version="1", source="worker"), "returned b"),
+    ],
 )
 def test_a_plugin_that_gives_no_facts_of_the_engine_is_passed_over_by_name(
     registry: Registry, make_plugin: MakePlugin, make_backend: MakeBackend, answer: object, error: str

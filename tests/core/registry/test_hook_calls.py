@@ -280,7 +280,9 @@ def test_an_observer_that_fails_is_warned_of_once_and_others_still_hear(
         registry.emit(event)
     (warning,) = shown
     assert warning.category is PluginWarning
-    assert "in-process:bad of in-process failed in weightlane_sync_event: OSError: disk full" in str(warning.message)
+    assert "in-process:bad of in-process failed in weightlane_sync_event: OSError: disk full" in str(
+        warning.message
+    )
     assert heard == [event] * 4
 
 

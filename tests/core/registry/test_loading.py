@@ -114,7 +114,7 @@ def test_strict_mode_raises_each_time(site: FakeSite) -> None:
     site.environ["WEIGHTLANE_STRICT_PLUGINS"] = "1"
     registry = Registry(environ=site.environ, project=site.folder)
     for _ in range(2):
-        with pytest.raises(PluginError, match="no libacme.so"):
+        with pytest.raises(PluginError, match=r"no libacme.so"):
             registry.load()
 
 

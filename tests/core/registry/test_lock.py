@@ -112,7 +112,10 @@ def test_what_the_lock_names_is_selected(site: FakeSite, lock_path: Path) -> Non
         ({"entry_point": "fast"}, "entry point: the lock names fast, here is acme"),
         ({"era": "older"}, "era: the lock names older, here is only"),
         ({"backend": "acme2"}, "backend: the lock names acme2, here is acme"),
-        ({"engine": "other"}, "backend: the lock names none for this engine, here is acme (only) of acme-lane 1.0"),
+        (
+            {"engine": "other"},
+            "backend: the lock names none for this engine, here is acme (only) of acme-lane 1.0",
+        ),
         ({"role": "trainer"}, "rollout acme: backend: the lock names none for this engine"),
     ],
 )
@@ -138,9 +141,14 @@ def test_every_difference_is_in_one_error(
 ) -> None:
     site.plugin("other-lane", site.source(engine="other"))
     other = LockedBackend(
-        role="rollout", engine="other", backend="other", era="older", distribution="other-lane", version="2.0",
+        role="rollout",
+        engine="other",
+        backend="other",
+        era="older",
+        distribution="other-lane",
+        version="2.0",
         entry_point="other-lane",
-    )  # fmt: skip
+    )
     changed(lock_path, version="0.9", era="older")
     lock = read_lock(lock_path)
     write_lock_file(msgspec.structs.replace(lock, backends=(*lock.backends, other)), lock_path)
@@ -160,7 +168,7 @@ def test_every_difference_is_in_one_error(
 def test_a_new_rival_is_refused_although_selection_prefers_it(site: FakeSite, lock_path: Path) -> None:
     rival = site.source().replace("capabilities=", "priority=9, capabilities=")
     site.plugin("rival-lane", rival, version="3.0")
-    with pytest.raises(LockError, match="the lock names acme-lane 1.0, here is rival-lane 3.0"):
+    with pytest.raises(LockError, match=r"the lock names acme-lane 1.0, here is rival-lane 3.0"):
         select_acme(site.load())
     assert select_acme(site.load().without_lock()).distribution == "rival-lane"
 
@@ -169,7 +177,7 @@ def test_a_locked_plugin_that_is_gone_is_named_although_nothing_can_be_selected(
     site: FakeSite, lock_path: Path
 ) -> None:
     site.remove("acme-lane")
-    with pytest.raises(LockError, match="the lock names acme-lane 1.0, here is none of it") as caught:
+    with pytest.raises(LockError, match=r"the lock names acme-lane 1.0, here is none of it") as caught:
         select_acme(site.load())
     assert isinstance(caught.value.__cause__, SelectionError)
 
@@ -183,7 +191,7 @@ def test_a_locked_plugin_that_is_broken_is_named_with_its_state(site: FakeSite, 
 
 
 def test_an_engine_that_no_locked_plugin_fits_keeps_its_own_error(site: FakeSite, lock_path: Path) -> None:
-    with pytest.raises(SelectionError, match="it serves acme <2,>=1 and found acme 3.0") as caught:
+    with pytest.raises(SelectionError, match=r"it serves acme <2,>=1 and found acme 3.0") as caught:
         select_acme(site.load(), "3.0")
     assert not isinstance(caught.value, LockError)
 
@@ -195,10 +203,12 @@ def test_another_version_of_the_engine_is_a_note_since_plugins_are_what_is_locke
     assert "was written with acme 1.5; here is 1.6" in note
 
 
-def test_a_backend_that_another_process_chose_is_held_to_the_lock_too(site: FakeSite, lock_path: Path) -> None:
+def test_a_backend_that_another_process_chose_is_held_to_the_lock_too(
+    site: FakeSite, lock_path: Path
+) -> None:
     assert site.load().backend_named("acme-lane/acme@only") is not None
     changed(lock_path, version="0.9")
-    with pytest.raises(LockError, match="the lock names acme-lane 0.9"):
+    with pytest.raises(LockError, match=r"the lock names acme-lane 0.9"):
         site.load().backend_named("acme-lane/acme@only")
 
 

@@ -50,7 +50,9 @@ def test_every_engine_installed_here_is_locked_and_the_others_are_named(site: Fa
     site.plugin("other-lane", site.source(engine="other").replace("acme-engine", "other-engine"))
     status, out, _ = run("lock")
     assert status == 0
-    assert "rollout acme: acme (only) of acme-lane 1.0\n  acme 1.5 (as installed here) fits acme <2,>=1" in out
+    assert (
+        "rollout acme: acme (only) of acme-lane 1.0\n  acme 1.5 (as installed here) fits acme <2,>=1" in out
+    )
     assert "not locked: rollout other, since other is not installed here" in out
     assert "Wrote weightlane.lock with 1 backend." in out
     assert [row.engine for row in read_lock(site.folder / "weightlane.lock").backends] == ["acme"]
@@ -138,7 +140,9 @@ def test_an_engine_that_fits_no_longer_is_a_difference(site: FakeSite, lock_path
     site.engine("acme-engine", "2.5")
     status, _, err = run("lock", "--locked", "weightlane.lock")
     assert status == 1
-    assert "the lock names acme (only) of acme-lane 1.0, here is none, since No rollout backend fits acme" in err
+    assert (
+        "the lock names acme (only) of acme-lane 1.0, here is none, since No rollout backend fits acme" in err
+    )
     assert "Use the engines and the pins that it was written with" in err
 
 
@@ -151,7 +155,9 @@ def test_a_lock_of_the_environment_does_not_keep_one_from_writing_another(
     assert read_lock(lock_path).backends[0].version == "1.0"
 
 
-def test_doctor_and_backends_keep_to_a_lock(lock_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_and_backends_keep_to_a_lock(
+    lock_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run("doctor", "--locked", "weightlane.lock")[0] == 0
     assert "active  yes" in run("backends", "--locked", "weightlane.lock")[1]
     age(lock_path)

@@ -83,7 +83,8 @@ def test_an_engine_is_spelt_as_variables_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "allowed"), [("1.2.9", True), ("1.2rc1", True), ("1.3", False), ("", False), ("no number", False)]
+    ("version", "allowed"),
+    [("1.2.9", True), ("1.2rc1", True), ("1.3", False), ("", False), ("no number", False)],
 )
 def test_a_pinned_range_is_compared_with_any_text_that_metadata_may_hold(version: str, allowed: bool) -> None:
     assert parse_pin("acme==1.2.*", "here").allows(version) is allowed

@@ -69,7 +69,9 @@ def test_without_the_conflict_a_second_distribution_would_take_the_name(
     site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.plugin("real-lane", site.source(), entry="acme")
-    site.plugin("fork-lane", site.source().replace("capabilities=", "priority=1, capabilities="), entry="acme")
+    site.plugin(
+        "fork-lane", site.source().replace("capabilities=", "priority=1, capabilities="), entry="acme"
+    )
     assert {item.state for item in site.load().statuses()} == {"conflict"}
     monkeypatch.setattr(weightlane.registry, "clashing_names", lambda entries: {})
     assert selected(site.load()) == "fork-lane"
@@ -79,7 +81,7 @@ def test_without_the_contract_version_a_plugin_of_the_future_would_be_called(
     site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.plugin("acme-lane", site.source(api="(9, 0)"))
-    with pytest.raises(SelectionError, match="weightlane contract 9.0"):
+    with pytest.raises(SelectionError, match=r"weightlane contract 9.0"):
         selected(site.load())
     monkeypatch.setattr(weightlane.loading, "api_refusal", lambda descriptor: "")
     monkeypatch.setattr(weightlane.candidates, "api_refusal", lambda descriptor: "")
