@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from weightlane.declared import declaring, normalized
 from weightlane.errors import PluginError
-from weightlane.installed import declaring, normalized
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightlane.installed import Declared
+    from weightlane.declared import Declared
 
 GROUP = "weightlane"
 DISABLE_VARIABLE = "WEIGHTLANE_DISABLE_PLUGINS"

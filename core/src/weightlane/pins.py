@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from weightlane.declared import normalized
 from weightlane.errors import PinError, SelectionError
-from weightlane.installed import normalized
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

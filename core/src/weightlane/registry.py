@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weightlane.declared import normalized
 from weightlane.discovery import (
     DISABLE_VARIABLE,
     Entry,
@@ -25,7 +26,6 @@ from weightlane.discovery import (
 )
 from weightlane.errors import PluginError, SelectionError, near_names
 from weightlane.hook_calls import HookCalls, Selected
-from weightlane.installed import normalized
 from weightlane.load_report import require_usable, warn_of_stray_pins, warn_of_unusable
 from weightlane.loading import Loaded, load_entry, new_manager, register_plugin
 from weightlane.lock_check import require_origin

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from weightlane.candidates import Verdict, judge, newest_bound, oldest_bound
+from weightlane.declared import normalized
 from weightlane.discovery import not_usable
 from weightlane.errors import PinError, PluginError, SelectionError, near_names
 from weightlane.hook_calls import Selected
-from weightlane.installed import normalized
 from weightlane.lock_check import differences_here, locked_backend, refuse, require_locked
 from weightlane.notices import log_once, warn_once
 from weightlane.pins import (

@@ -162,7 +162,7 @@ def test_an_engine_of_unknown_version_is_refused_with_the_way_to_state_it(
     monkeypatch.setenv("WEIGHTLANE_ASSUME_ACME_VERSION", "3.0")
     refused = run("launch-args", "acme")
     assert refused.status == 1
-    assert "it serves acme <2,>=1 and found acme 3.0 (assumed)" in refused.err
+    assert "it serves acme <2,>=1 and found acme 3.0 (as WEIGHTLANE_ASSUME_ACME_VERSION says)" in refused.err
 
 
 PROBED = """

@@ -2,13 +2,14 @@
 told of by `doctor` in each of its states, and gone again after pip has removed it.
 
 It lands in an environment of its own, which sees the packages of the one that runs the tests. Commands run
-three times there, each time in a fresh interpreter: before the install, with it, and after the removal.
+there in fresh interpreters: before the install, with it and after the removal.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -65,7 +66,7 @@ def backend(engine, versions, distribution):
         distributions=(distribution,), probe=probe,
         capabilities=frozenset({Capability.RECEIVE_FULL, Capability.WORKER_AGENT}),
         api_version=(9, 0) if os.environ.get("ACME_IS") == "of the future" else CORE_API_VERSION,
-        install_hint="pip install acme-engine where the engine runs",
+        install_hint="pip install acme-engine",
     )
 
 
@@ -208,7 +209,6 @@ class Environment:
 
 ASKED: dict[str, tuple[dict[str, str], list[str]]] = {
     "listed": ({}, ["backends", "--json"]),
-    "engine missing": ({}, ["doctor", "acme"]),
     "tie": ({}, ["doctor"]),
     "pinned to it": ({PIN: "acme-lane==1.2.*"}, ["doctor"]),
     "pinned to ours": ({PIN: "weightlane"}, ["doctor"]),
@@ -217,10 +217,10 @@ ASKED: dict[str, tuple[dict[str, str], list[str]]] = {
     "broken": ({"ACME_IS": "broken"}, ["doctor", "acme"]),
     "broken and strict": ({"ACME_IS": "broken", "WEIGHTLANE_STRICT_PLUGINS": "1"}, ["doctor"]),
     "incompatible": ({"ACME_IS": "of the future"}, ["doctor"]),
-    "not viable": ({"ACME_IS": "not viable", "WEIGHTLANE_ASSUME_ACME_VERSION": "2.3"}, ["doctor", "acme"]),
-    "chosen": ({PIN: "acme-lane", "WEIGHTLANE_ASSUME_ACME_VERSION": "2.5"}, ["doctor", "acme"]),
-    "called": ({"WEIGHTLANE_ASSUME_ACME_VERSION": "2.5"}, ["python", CALLS]),
-    "raising": ({"WEIGHTLANE_ASSUME_ACME_VERSION": "2.5", "ACME_IS": "raising"}, ["python", CALLS]),
+    "not viable": ({"ACME_IS": "not viable"}, ["doctor", "acme"]),
+    "chosen": ({PIN: "acme-lane"}, ["doctor", "acme"]),
+    "called": ({}, ["python", CALLS]),
+    "raising": ({"ACME_IS": "raising"}, ["python", CALLS]),
     "locking": ({PIN: "acme-lane"}, ["lock", "--rollout", "reference"]),
     "locked": ({PIN: "acme-lane"}, ["doctor", "--locked", "weightlane.lock"]),
     "locked to it, pinned to ours": ({PIN: "weightlane"}, ["lock", "--locked", "weightlane.lock"]),
@@ -240,11 +240,14 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     environment = Environment(folder / "venv")
     told = environment.weightlane({"before": ({}, ["doctor", "acme"])})
     environment.pip("install", "--no-index", "--no-deps", "--no-build-isolation", str(source))
+    told |= environment.weightlane({"engine missing": ({}, ["doctor", "acme"])})
+    environment.installed_by_hand("acme-engine", "2.5")
     told |= environment.weightlane(ASKED)
     environment.installed_by_hand("fork-lane", "0.1", "[weightlane]\nacme = fork_lane\n")
     told |= environment.weightlane({"conflict": ({}, ["doctor"])})
     environment.pip("uninstall", "--yes", "acme-lane")
-    (environment.site / "fork_lane-0.1.dist-info" / "entry_points.txt").unlink()
+    for folder in ("fork_lane-0.1.dist-info", "acme_engine-2.5.dist-info"):
+        shutil.rmtree(environment.site / folder)
     told |= environment.weightlane(
         {
             "after": ({}, ["doctor", "acme"]),
@@ -265,7 +268,7 @@ def one_line(told: Told, start: str) -> str:
 def test_before_the_install_doctor_knows_nothing_of_it_and_says_what_to_do(story: dict[str, Told]) -> None:
     assert story["before"].status == 1
     assert "acme: No plugin registers acme." in story["before"].out
-    assert "Install a distribution that registers a backend for it." in story["before"].out
+    assert "Install a distribution that registers a backend for acme." in story["before"].out
 
 
 def test_installed_by_pip_it_is_discovered(story: dict[str, Told]) -> None:
@@ -280,14 +283,14 @@ def test_without_its_engine_doctor_says_which_command_adds_it(story: dict[str, T
     told = story["engine missing"]
     assert told.status == 1
     assert "acme: acme is not installed here." in told.out
-    assert "Run pip install acme-engine where the engine runs." in told.out
+    assert "Run pip install acme-engine." in told.out
 
 
 def test_with_its_engine_it_is_chosen_on_its_evidence(story: dict[str, Told]) -> None:
     told = story["chosen"]
     assert told.status == 0
-    assert one_line(told, "chosen       acme").endswith("acme-acme (routes) of acme-lane 1.2.3")
-    assert "acme 2.5 (as WEIGHTLANE_ASSUME_ACME_VERSION says) fits acme <3,>=2" in told.out
+    assert one_line(told, "usable       acme").endswith("acme-acme (routes) of acme-lane 1.2.3")
+    assert "acme 2.5 (as installed here) fits acme <3,>=2" in told.out
     assert "route /acme/weights is there" in told.out
     assert "All is well." in told.out
 
@@ -310,7 +313,7 @@ def test_against_ours_it_is_a_tie_and_doctor_says_how_to_settle_it(story: dict[s
 )
 def test_a_pin_settles_it_either_way(story: dict[str, Told], step: str, origin: str) -> None:
     assert story[step].status == 0
-    assert origin in one_line(story[step], "chosen       reference")
+    assert origin in one_line(story[step], "usable       reference")
     assert "pinned to" in story[step].out
 
 
@@ -333,7 +336,7 @@ def test_broken_it_is_a_problem_with_its_cause_and_a_way_out(story: dict[str, To
     assert told.status == 1
     assert "ImportError: libacme.so.3: cannot open shared object file" in one_line(told, "broken")
     assert "pip uninstall acme-lane" in told.out
-    assert "reference (transformers-4.50)" in one_line(told, "chosen       reference")  # ours goes on
+    assert "reference (transformers-4.50)" in one_line(told, "usable       reference")  # ours goes on
     assert story["broken and strict"].status == 1
     assert (
         "WEIGHTLANE_STRICT_PLUGINS asks for every installed plugin to work." in story["broken and strict"].err
@@ -359,7 +362,10 @@ def test_in_conflict_with_another_distribution_both_are_named(story: dict[str, T
     told = story["conflict"]
     assert told.status == 1
     assert "entry point acme is claimed by acme-lane 1.2.3, fork-lane 0.1" in one_line(told, "conflict")
-    assert "Run pip uninstall acme-lane, or pin the one you want." in told.out
+    assert (
+        "None of them is used until one is pinned (export WEIGHTLANE_PIN_ACME=acme-lane) or removed"
+        in told.out
+    )
 
 
 def test_its_hooks_and_its_worker_agent_are_called(story: dict[str, Told]) -> None:
@@ -387,7 +393,7 @@ def test_removed_by_pip_it_is_gone_and_ours_is_chosen_again(story: dict[str, Tol
     assert story["after"] == story["before"]
     assert story["still ours"].status == 0
     assert "reference (transformers-4.50) of weightlane" in one_line(
-        story["still ours"], "chosen       reference"
+        story["still ours"], "usable       reference"
     )
 
 
