@@ -1,13 +1,16 @@
 # make demo   fresh environment, everything installed, demo run     make lint    ruff
 # make test   all that needs no engine and no GPU                   make types   mypy
-# make live   tests against real engines (nox)                      make clean   removes what make made
+# make live   tests against real engines (nox)                      make docs    the site, in docs/_build
+# make clean  removes what make made
 #
 #   PYTHON=python3.12     the interpreter to build the environment from
 #   DEMO_ARGS="..."       options of `weightlane demo`
+#   WORKERS=2             how many processes share the tests
 #   SYSTEM_TORCH=1        keep the torch that PYTHON already has, instead of installing one
 
 PYTHON ?= python3
 DEMO_ARGS ?=
+WORKERS ?= 2
 TORCH := torch==2.13.0
 
 VENV := .venv
@@ -31,13 +34,13 @@ endif
 unexport PYTHONPATH PYTHONHOME
 
 .DELETE_ON_ERROR:
-.PHONY: demo test lint types live clean
+.PHONY: demo test lint types live docs clean
 
 demo: $(STAMP)
 	$(BIN)/weightlane demo $(DEMO_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not live and not gpu"
+	$(BIN)/python -m pytest -m "not live and not gpu" -n $(WORKERS) --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
@@ -49,8 +52,16 @@ types: $(STAMP)
 live: $(STAMP)
 	$(BIN)/python -m nox -s live_reference live_vllm live_sglang
 
+# A warning or a broken link is an error. The site is made anew each time: nothing of a page that is gone
+# stays behind.
+docs: $(VENV)/docs-installed
+	rm -rf docs/_build docs/_generated
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs docs/_build
+	$(BIN)/python docs/check_site.py docs/_build
+
 clean:
 	rm -rf $(VENV) .nox .models .tmp .cache dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf docs/_build docs/_generated
 
 # torch comes first and by name: what pip finds (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf) decides
 # which build of it. A local version such as 2.13.0+cpu satisfies the pin and is preferred to 2.13.0.
@@ -70,4 +81,9 @@ $(SYSTEM): $(PYPROJECTS)
 	@echo "keeping $$(cat $(VENV)/system-torch.txt)"
 	$(BIN)/python -m pip install --quiet $(BACKEND)
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/system-torch.txt $(DISTRIBUTIONS)
+	@touch $@
+
+# In the same environment, since the site is written from what is installed there.
+$(VENV)/docs-installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e "core[docs]"
 	@touch $@

@@ -86,6 +86,12 @@ def types(session: nox.Session) -> None:
     session.run("mypy")
 
 
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """The site, without a warning or a broken link; in the trainer's environment, whose plugins it lists."""
+    session.run("make", "docs", external=True)
+
+
 SMOKE = f"""
 import importlib, importlib.metadata, sys
 for name in {PACKAGES!r}:

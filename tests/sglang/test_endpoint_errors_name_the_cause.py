@@ -35,6 +35,7 @@ def endpoint(fake_server: Any) -> Iterator[SglangEndpoint]:
     handle.close()
 
 
+@pytest.mark.requirement("R35", part="in the error itself, sync")
 def test_an_error_body_reaches_the_caller_cut_to_size(
     fake_server: Any, endpoint: SglangEndpoint, answer: Any
 ) -> None:
@@ -52,6 +53,7 @@ def test_a_route_that_is_not_there_is_named(endpoint: SglangEndpoint) -> None:
         endpoint.call(EngineCall("/no_such_route"))
 
 
+@pytest.mark.requirement("R64")
 def test_success_false_is_an_error_with_status_200(
     fake_server: Any, endpoint: SglangEndpoint, answer: Any
 ) -> None:
@@ -62,6 +64,7 @@ def test_success_false_is_an_error_with_status_200(
     endpoint.send_bucket(move(), [("a", torch.ones(2))], last=True, version=1)
 
 
+@pytest.mark.requirement("R82")
 def test_a_failed_flush_is_an_error(fake_server: Any, endpoint: SglangEndpoint, answer: Any) -> None:
     fake_server.answers["/flush_cache?timeout=30"] = answer(b"Timed out waiting for idle state.", status=400)
     with pytest.raises(EngineError, match="Timed out waiting for idle state"):
@@ -91,6 +94,7 @@ def test_nobody_listening_is_a_dead_engine_soon() -> None:
         assert time.monotonic() - started < 5
 
 
+@pytest.mark.requirement("R64")
 def test_an_answer_that_is_late_is_told_apart_from_a_dead_server(
     fake_server: Any, endpoint: SglangEndpoint, answer: Any
 ) -> None:

@@ -113,6 +113,12 @@ def test_sources_are_read_without_importing_them(tmp_path: Path) -> None:
     assert fields["UpdateWeightsFromTensorReqInput"][:2] == ("rid", "serialized_named_tensors")
     assert fields["/flush_cache"] == ("timeout",)
     assert "torch_that_must_not_be_imported" not in sys.modules
+    info = tmp_path / "sglang-0.5.18.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.18\n")
+    facts = installed_facts(("sglang",), [str(tmp_path)])
+    assert facts is not None
+    assert (facts.version, facts.request_fields, set(facts.routes)) == ("0.5.18", fields, set(found_routes))
 
 
 def test_an_absent_distribution_gives_no_facts() -> None:

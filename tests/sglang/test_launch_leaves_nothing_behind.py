@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import stat
 import sys
@@ -10,8 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from weightlane.errors import EngineDeadError, EngineError
-from weightlane_sglang.launch import ServerSettings, launched_server, server_arguments, server_environment
+from weightlane.contexts import LaunchContext
+from weightlane.errors import EngineDeadError, EngineError, PlanError
+from weightlane.facts import EngineFacts
+from weightlane.types import Mode
+from weightlane_sglang.launch import (
+    ServerSettings,
+    launched_server,
+    plan_launch,
+    server_arguments,
+    server_environment,
+)
+from weightlane_sglang.plugin import weightlane_register_backends
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,6 +124,34 @@ def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
     settings = ServerSettings(tmp_path / "no/python", tmp_path, "cpu")
     with pytest.raises(EngineError, match="no/python"), launched_server(settings):
         pytest.fail("it is not running")
+
+
+def test_the_launch_plan_is_what_is_started(fake_python: Any, tmp_path: Path) -> None:
+    (descriptor,) = weightlane_register_backends()
+    facts = EngineFacts(engine="sglang", version="0.5.18", source="installed", device="cpu")
+    source = FAKE_SERVER.replace("import http", "import sys; print(sys.argv[1:], flush=True)\nimport http", 1)
+    log = tmp_path / "log"
+    settings = ServerSettings(fake_python(source), tmp_path, "cpu", tensor_parallel=2)
+    with launched_server(settings, log=log, ready_within_seconds=30) as server:
+        started = ast.literal_eval(log.read_text().splitlines()[0])
+    context = LaunchContext(
+        descriptor, facts, Mode.FULL, str(tmp_path.resolve()), tensor_parallel=2, address=server.url
+    )
+    plan = plan_launch(context)
+    assert list(plan.arguments) == started
+    assert plan.environment == server_environment(tensor_parallel=2, device="cpu")
+    assert plan.address == server.url
+
+
+@pytest.mark.parametrize(
+    "address", ["unix:/x", "https://here:1", "http://here", "http://here:port", "http://here:1/v1"]
+)
+def test_the_launch_plan_refuses_an_address_where_no_server_can_listen(address: str) -> None:
+    (descriptor,) = weightlane_register_backends()
+    facts = EngineFacts(engine="sglang", version="0.5.18", source="installed")
+    with pytest.raises(PlanError, match=r"http://HOST:PORT"):
+        plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/m", address=address))
+    assert plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/m")).address == "http://127.0.0.1:30000"
 
 
 def test_cpu_ranks_get_cores_of_their_own() -> None:

@@ -36,6 +36,7 @@ def unpickled(encoded: EncodedBucket) -> list[tuple[str, torch.Tensor]]:
     return pickle.loads(base64.b64decode(b"".join(encoded.pieces), validate=True))  # noqa: S301 - ours
 
 
+@pytest.mark.requirement("R63")
 def test_every_tensor_arrives_plain_equal_and_on_its_own_storage() -> None:
     sent = bucket()
     arrived = unpickled(EncodedBucket(sent))
@@ -69,6 +70,7 @@ def test_only_globals_that_the_server_admits_are_named() -> None:
     assert named == ADMITTED
 
 
+@pytest.mark.requirement("R34", part="by value, on CPU")
 def test_peak_memory_is_the_text_and_one_tensor() -> None:
     tensors = [(f"t{number}", torch.randn(1 << 20)) for number in range(8)]  # 4 MiB each
     EncodedBucket(tensors[:1])
@@ -91,6 +93,7 @@ def test_the_body_holds_the_fields_and_one_payload_per_rank(copies: int, body: s
     assert parsed == json.loads(body)
 
 
+@pytest.mark.requirement("R59")
 def test_the_last_bucket_has_the_last_body_and_an_empty_one_is_not_sent(
     fake_server: Any, answer: Any
 ) -> None:

@@ -22,6 +22,7 @@ def test_a_server_of_this_era_is_taken_with_its_evidence(facts_of: Callable[...,
     assert any("serialized_named_tensors" in line for line in verdict.evidence)
 
 
+@pytest.mark.requirement("R87")
 def test_a_server_with_update_sessions_is_refused_by_the_route_s_name(
     facts_of: Callable[..., EngineFacts],
 ) -> None:
@@ -40,6 +41,7 @@ def test_the_selector_field_alone_also_tells_of_update_sessions(facts_of: Callab
     assert "selector" in verdict.reason
 
 
+@pytest.mark.requirement("R32")
 @pytest.mark.parametrize(
     ("request_name", "field"),
     [

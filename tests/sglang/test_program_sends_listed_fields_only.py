@@ -35,6 +35,7 @@ def program(facts: EngineFacts) -> Program:
     return with_lifecycle(built, plugin.weightlane_plan_lifecycle(context(facts)))
 
 
+@pytest.mark.requirement("R30", part="full weights")
 def test_every_field_sent_is_one_the_server_lists(facts_of: Callable[..., EngineFacts]) -> None:
     facts = facts_of()
     made = program(facts)
@@ -49,6 +50,7 @@ def test_every_field_sent_is_one_the_server_lists(facts_of: Callable[..., Engine
     assert sent <= set(facts.request_fields["UpdateWeightsFromTensorReqInput"])
 
 
+@pytest.mark.requirement("R30", part="full weights")
 @pytest.mark.parametrize(
     ("request_name", "field"),
     [
@@ -68,6 +70,7 @@ def test_a_field_the_server_does_not_list_is_a_plan_error(
         program(facts_of(request_fields=fields))
 
 
+@pytest.mark.requirement("R82")
 def test_one_payload_per_rank_and_no_flush_inside_an_update(facts_of: Callable[..., EngineFacts]) -> None:
     made = program(facts_of(parallel=ParallelSizes(tensor=4)))
     assert made.move.copies == 4
@@ -110,6 +113,7 @@ def test_switches_that_are_off_refuse_nothing(facts_of: Callable[..., EngineFact
     program(facts_of(launch_arguments=off))
 
 
+@pytest.mark.requirement("R54", part="what is dropped is not sent")
 @pytest.mark.parametrize(
     ("enable_lora", "name", "refused"),
     [

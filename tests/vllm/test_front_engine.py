@@ -40,6 +40,9 @@ class FakeWorkerEngine:
             facts=self._facts,
         )
 
+    def current_incarnation(self) -> str:
+        return self.describe().incarnation
+
     def check_plan(self, plan: object) -> list[Any]:
         return []
 
@@ -132,6 +135,7 @@ def test_facts_are_the_workers_own(engine: LlmFrontEngine) -> None:
     assert engine.facts().source == "worker"
 
 
+@pytest.mark.requirement("R59")
 def test_a_published_version_labels_the_engine(engine: LlmFrontEngine, llm: FakeLlm) -> None:
     assert all(isinstance(reply, messages.Done) for reply in sync(engine, 7))
     assert llm.label == "7"
@@ -175,6 +179,7 @@ def test_an_engine_without_labels_is_stamped_with_what_was_published() -> None:
     engine.detach()
 
 
+@pytest.mark.requirement("R82")
 def test_a_cache_that_did_not_reset_is_an_error(engine: LlmFrontEngine, llm: FakeLlm) -> None:
     assert engine.call("reset_prefix_cache", 5.0) == "reset"
     llm.cache_resets = False

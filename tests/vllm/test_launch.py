@@ -5,8 +5,10 @@ from typing import Literal
 import pytest
 
 from weightlane.contexts import LaunchContext
+from weightlane.errors import PlanError
 from weightlane.facts import EngineFacts
 from weightlane.types import Mode
+from weightlane_vllm import server
 from weightlane_vllm.launch import FrontStart, cpu_binding, front_command, front_environment, plan_launch
 from weightlane_vllm.plugin import weightlane_register_backends
 
@@ -64,9 +66,40 @@ def test_the_launch_plan_names_the_worker_extension() -> None:
     (descriptor,) = weightlane_register_backends()
     facts = EngineFacts(engine="vllm", version="0.32.0", source="installed", device="cpu")
     plan = plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/model", tensor_parallel=2))
-    given = plan.arguments[plan.arguments.index("--worker-extension-cls") + 1]
-    module, _, name = given.rpartition(".")
-    assert module == "weightlane_vllm.worker_extension"
-    assert name == "WeightlaneWorkerExtension"
+    (note,) = (note for note in plan.notes if "worker_extension_cls=" in note)
+    assert "'weightlane_vllm.worker_extension.WeightlaneWorkerExtension'" in note
     assert "VLLM_CPU_OMP_THREADS_BIND" in plan.environment
     assert any("float32" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("gpu", "auto")])
+def test_the_launch_plan_is_what_the_demo_and_the_live_tests_start(
+    device: Literal["cpu", "gpu"], dtype: str
+) -> None:
+    (descriptor,) = weightlane_register_backends()
+    facts = EngineFacts(engine="vllm", version="0.32.0", source="installed", device=device)
+    context = LaunchContext(
+        descriptor, facts, Mode.FULL, "/model", tensor_parallel=2, address="unix:/run/mine/s"
+    )
+    plan = plan_launch(context)
+    start = FrontStart("/model", "unix:/run/mine/s", device, 2, dtype=dtype, model_length=None)
+    assert ("/env/python", *plan.arguments) == front_command(start, python="/env/python")
+    assert plan.environment == front_environment(start)
+    assert plan.arguments[:2] == ("-m", server.__name__)
+    understood = server._parser().parse_args(plan.arguments[2:])
+    assert (understood.model, understood.address, understood.tensor_parallel_size, understood.dtype) == (
+        "/model",
+        plan.address,
+        2,
+        dtype,
+    )
+    assert understood.max_model_len is None
+
+
+def test_the_launch_plan_refuses_an_address_where_no_front_can_listen() -> None:
+    (descriptor,) = weightlane_register_backends()
+    facts = EngineFacts(engine="vllm", version="0.32.0", source="installed")
+    for address in ("http://127.0.0.1:8000", "tcp:10.0.0.1:7000", "unix:relative"):
+        with pytest.raises(PlanError, match="address"):
+            plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/model", address=address))
+    assert plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/model")).address.startswith("unix:/")

@@ -18,6 +18,7 @@ PLAIN = {
 }
 
 
+@pytest.mark.requirement("R42")
 @pytest.mark.parametrize(
     ("name", "target", "rule"),
     [
@@ -32,6 +33,7 @@ def test_a_checkpoint_name_reaches_its_module(name: str, target: str, rule: str)
     assert (reach.target, reach.rule) == (LAYER + target, rule)
 
 
+@pytest.mark.requirement("R42")
 def test_a_wrapped_module_is_reached_inside_its_wrapper() -> None:
     live = {f"{LAYER}self_attn.qkv_proj.base_layer.weight", "model.embed_tokens.base_layer.weight"}
     reach = reach_of(f"{LAYER}self_attn.v_proj.weight", live, PACKED, {})
@@ -47,6 +49,7 @@ def test_a_packing_the_module_does_not_use_is_not_applied() -> None:
     assert reach_of("visual.attn.q_proj.weight", live, PACKED, {}).rule == "same name"
 
 
+@pytest.mark.requirement("R40")
 def test_a_renamed_prefix_is_followed() -> None:
     live = {"language_model.model.norm.weight"}
     reach = reach_of("model.norm.weight", live, {}, {"model.": "language_model.model."})

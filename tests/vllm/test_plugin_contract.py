@@ -17,6 +17,7 @@ from weightlane_vllm.endpoint import open_endpoint
 from weightlane_vllm.requests import FENCE_NOTE, build_program, plan_lifecycle
 
 
+@pytest.mark.requirement("R87")
 def test_one_backend_for_the_newest_era() -> None:
     (descriptor,) = plugin.weightlane_register_backends()
     assert (descriptor.name, descriptor.role, descriptor.engine) == ("vllm", "rollout", "vllm")
@@ -43,6 +44,7 @@ def test_the_agent_receives_over_every_transport(transport: TransportName) -> No
     assert build_program(transport).move.transport == transport.value
 
 
+@pytest.mark.requirement("R82")
 def test_the_cache_is_reset_after_the_last_bucket_and_the_fence_is_called_advisory() -> None:
     facts = EngineFacts(
         engine="vllm", version="0.32.0", source="worker", launch_arguments={"dtype": "bfloat16"}

@@ -38,12 +38,14 @@ def answering(facts: EngineFacts, **answers: bool) -> EngineFacts:
     return msgspec.structs.replace(facts, attributes={**facts.attributes, **changed})
 
 
+@pytest.mark.requirement("R87")
 def test_lora_load_weights_is_viable_where_the_wrapper_loads_its_base_layer() -> None:
     verdict = probe_lora_load_weights(MODERN)
     assert isinstance(verdict, Viable)
     assert any("BaseLayerWithLoRA.load_weights" in line for line in verdict.evidence)
 
 
+@pytest.mark.requirement("R87")
 @pytest.mark.parametrize(
     ("facts", "missing"),
     [
@@ -114,6 +116,17 @@ def test_an_installed_package_is_read_and_not_imported(
         CPU_PREPACK_SWITCH: True,
     }
     assert isinstance(probe_lora_load_weights(facts), Viable)
+
+
+def test_a_package_of_another_environment_is_read_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeInstall(tmp_path, monkeypatch, "vllm", "0.31.77", SOURCES)
+    monkeypatch.undo()  # it is on the path of another interpreter
+    there = installed_facts(DISTRIBUTIONS, [str(tmp_path)])
+    assert there is not None
+    assert there.version == "0.31.77"
+    assert isinstance(probe_lora_load_weights(there), Viable)
 
 
 def test_an_older_wrapper_without_load_weights_is_seen(

@@ -15,6 +15,7 @@ def test_a_plain_dense_engine_is_not_refused() -> None:
     assert refusals_of(EngineFeatures(lora=True)) == ()
 
 
+@pytest.mark.requirement("R54", part="what is dropped is not sent")
 @pytest.mark.parametrize(
     ("features", "subject", "reason"),
     [

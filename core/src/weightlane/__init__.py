@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weightlane.lane import connect as connect
     from weightlane.lane import rollout as rollout
     from weightlane.lane import trainer as trainer
+    from weightlane.lock_writing import write_lock as write_lock
 
 __version__ = "0.1.0"
 
@@ -32,11 +33,12 @@ _LAZY = {
     "connect": "weightlane.lane",
     "rollout": "weightlane.lane",
     "trainer": "weightlane.lane",
+    "write_lock": "weightlane.lock_writing",
     "errors": "",
 }
 """Public names and the modules that define them; "" for a submodule of that name."""
 
-__all__ = ["Lane", "Mode", "__version__", "connect", "errors", "rollout", "trainer"]
+__all__ = ["Lane", "Mode", "__version__", "connect", "errors", "rollout", "trainer", "write_lock"]
 
 
 def __getattr__(name: str) -> object:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weightlane.agent_state import Attached, OpenSync
+from weightlane.adapter_collector import AdapterCollector
+from weightlane.adapter_swap import AdapterSwap, replaces_in_place
+from weightlane.agent_state import Attached, BaseState, OpenSync
 from weightlane.agent_turns import Turns
+from weightlane.attach_check import attach_problems
 from weightlane.buckets import slot_sizes
+from weightlane.engine_agent import released_by, why_not_whole
 from weightlane.errors import NotServableError, PlanError, ProtocolError, SyncError
 from weightlane.failures import failure_of
 from weightlane.messages import (
@@ -22,6 +26,7 @@ from weightlane.messages import (
     Attach,
     BeginInline,
     Cancel,
+    CheckResidency,
     Describe,
     Described,
     Detach,
@@ -31,13 +36,14 @@ from weightlane.messages import (
     LoadInline,
     Publish,
     Receive,
+    ReceiveDisk,
     ReceivePlan,
     ReceiveReport,
     decode,
     encode,
 )
-from weightlane.plan_check import check_against_expected, check_layout
 from weightlane.residency import WorkerResidency
+from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +74,8 @@ class WorkerAgent:
         self._verified: tuple[str, int, int] | None = None
         self._held_version: int | None = None
         self._not_servable_cause = ""
+        self._base = BaseState()
+        self._swap = AdapterSwap()
         self._turns = Turns(origin)
 
     @property
@@ -108,10 +116,8 @@ class WorkerAgent:
 
     def _answer(self, request: AgentRequest) -> AgentReply:
         match request:
-            case Describe():
-                return Described(self._describe(request.backend))
-            case GetResidency():
-                return self._residency(request)
+            case Describe() | GetResidency():
+                return self._tell(request)
             case Attach():
                 return self._attach(request.plan)
             case Receive():
@@ -125,6 +131,11 @@ class WorkerAgent:
                 return Done(self._number)
             case FinishInline():
                 return self._finish(self._require_open(request.lane, request.sync, None))
+            case CheckResidency():
+                self._admit(request)
+                return Done(self._number)
+            case ReceiveDisk():
+                return self._receive_disk(request)
             case Publish():
                 return self._publish(request)
             case Cancel():
@@ -136,16 +147,18 @@ class WorkerAgent:
     def _describe(self, backend: str) -> WorkerDescription:
         description = self._engine(backend).describe()
         self._worker = description.worker
-        whole = not self._not_servable_cause and not self._engine(backend).why_not_whole()
+        whole = not self._not_servable_cause and not why_not_whole(self._engine(backend))
         return msgspec.structs.replace(description, held_version=self._held_version, servable=whole)
 
-    def _residency(self, request: GetResidency) -> WorkerResidency:
+    def _tell(self, request: Describe | GetResidency) -> Described | WorkerResidency:
+        if isinstance(request, Describe):
+            return Described(self._describe(request.backend))
         if self._worker is None:  # nobody has asked this process yet which worker it is
             self._describe(request.backend)
         engine = self._engine(request.backend)
         attached = self._attached.get(request.lane)
-        released = tuple(engine.released())
-        cause = self._not_servable_cause or engine.why_not_whole()
+        released = released_by(engine)
+        cause = self._not_servable_cause or why_not_whole(engine)
         return WorkerResidency(
             worker=self._number,
             incarnation=engine.current_incarnation(),
@@ -157,16 +170,12 @@ class WorkerAgent:
         )
 
     def _attach(self, plan: ReceivePlan) -> AgentReply:
-        problems = check_layout(plan)
         description = self._describe(plan.backend)
-        well_formed = not problems
-        problems += check_against_expected(plan.tensors, description.expected, receiver=self._origin)
-        if well_formed:
-            # Engines may rely on a well-formed plan.
-            problems += self._engine(plan.backend).check_plan(plan)
+        engine = self._engine(plan.backend)
+        problems = attach_problems(plan, description, engine, self._base, receiver=self._origin)
         if problems:
             raise PlanError(problems, lane=plan.lane)
-        attached = Attached(plan)
+        attached = Attached(plan, base_writes=self._base.writes)
         if plan.transport == "shm":
             from weightlane.ring import RingReader
 
@@ -177,6 +186,10 @@ class WorkerAgent:
                     f"It has rings for workers {sorted(plan.ring)}.",
                 )
             attached.ring = RingReader(path, slot_sizes(plan.buckets))
+        if plan.transport == "disk":
+            from weightlane.transports.disk_reader import require_lane_folder
+
+            require_lane_folder(plan.folder)
         self._detach(plan.lane)
         self._attached[plan.lane] = attached
         return Done(description.worker)
@@ -217,6 +230,30 @@ class WorkerAgent:
             self._blame(request.lane, request.sync, error)
             raise
 
+    def _receive_disk(self, request: ReceiveDisk) -> ReceiveReport:
+        self._admit(request)
+        plan = self._attached[request.lane].plan
+        if plan.transport != "disk":
+            raise ProtocolError(
+                f"Lane {request.lane} has no folder on this worker.", f"Its transport is {plan.transport}."
+            )
+        from weightlane.packing import unpack_bucket
+        from weightlane.transports.disk_reader import VersionReader
+
+        with VersionReader(plan, request) as version:
+            opened = self._open_sync(request.lane, request.sync, request.version)
+            try:
+                for layout in plan.buckets:
+                    bucket, memory, waited = version.read(layout)
+                    opened.wait_seconds += waited
+                    if opened.digest:
+                        opened.digest.update(memory, layout)
+                    self._load(opened, layout, unpack_bucket(bucket, layout, plan.tensors))
+                return self._finish(self._require_open(request.lane, request.sync, None))
+            except Exception as error:
+                self._blame(request.lane, request.sync, error)
+                raise
+
     def _load_inline(self, request: LoadInline) -> None:
         import torch
 
@@ -242,8 +279,13 @@ class WorkerAgent:
                 f"Version {request.version} cannot be published on {self._origin}.",
                 f"This worker has not completed sync {request.sync} of lane {request.lane} with it.",
             )
-        attached = self._attached[request.lane]
-        self._engine(attached.plan.backend).publish(request.version)
+        plan = self._attached[request.lane].plan
+        if plan.phase is Phase.ADAPTER:
+            self._not_servable_cause = f"Version {request.version} of its adapter was published in part only."
+            self._swap.publish()
+        else:
+            self._engine(plan.backend).publish(request.version)
+            self._base.published()
         self._held_version = request.version
         self._not_servable_cause = ""
         self._verified = None
@@ -260,6 +302,7 @@ class WorkerAgent:
         if self._last_opened and self._last_opened[0] == lane:
             self._open = None
             self._verified = None
+            self._discard_adapter()
 
     @property
     def _number(self) -> int:
@@ -272,7 +315,7 @@ class WorkerAgent:
             self._engines[backend] = self._make_engine(backend)
         return self._engines[backend]
 
-    def _admit(self, request: Receive | BeginInline) -> None:
+    def _admit(self, request: Receive | BeginInline | CheckResidency | ReceiveDisk) -> None:
         """Residency, checked before the first write (invariant 4)."""
         attached = self._attached.get(request.lane)
         if attached is None or attached.plan.plan_digest != request.plan_digest:
@@ -291,12 +334,29 @@ class WorkerAgent:
                 "The engine or its model was made anew since the sync began.",
                 "Sync again: the next sync makes the plan with it anew.",
             )
+        lost = why_not_whole(self._engine(attached.plan.backend))
+        if attached.plan.phase is Phase.ADAPTER and lost:
+            raise SyncError(
+                f"{self._origin} has no base for the adapter of lane {request.lane}.",
+                lost,
+                "Sync full weights first.",
+            )
+        if attached.plan.phase is Phase.ADAPTER and attached.base_writes != self._base.writes:
+            raise SyncError(
+                f"{self._origin} does not hold the base any more that the adapter of lane {request.lane} "
+                "was trained on.",
+                "Another lane has written its weights since connect.",
+                "Connect again.",
+            )
 
     def _open_sync(self, lane: str, sync: int, version: int) -> OpenSync:
         from weightlane.packing import WireDigest
 
+        self._discard_adapter()  # one that a sync before had loaded and nobody published
         plan = self._attached[lane].plan
-        self._open = OpenSync(plan, sync, version, WireDigest() if plan.verify == "digest" else None)
+        collector = AdapterCollector() if plan.phase is Phase.ADAPTER else None
+        digest = WireDigest() if plan.verify == "digest" else None
+        self._open = OpenSync(plan, sync, version, digest, collector)
         self._last_opened = (lane, sync)
         self._verified = None
         return self._open
@@ -319,18 +379,11 @@ class WorkerAgent:
 
     def _load(self, opened: OpenSync, layout: BucketLayout, tensors: list[tuple[str, Tensor]]) -> None:
         started = time.monotonic()
-        engine = self._engine(opened.plan.backend)
         try:
-            if not opened.begun:
-                # Not before the first bucket is here: a sync refused elsewhere before it moved anything
-                # leaves this worker as it was.
-                engine.begin(opened.version)
-                opened.begun = True
-                self._not_servable_cause = (
-                    f"Sync {opened.sync} (version {opened.version}) has begun and is not published."
-                )
-            if tensors:
-                opened.loaded += engine.load_weights(tensors)
+            if opened.collector is not None:
+                opened.collector.add(tensors)
+            else:
+                self._write(opened, tensors)
         except Exception as error:
             self._blame(opened.plan.lane, opened.sync, error)
             raise
@@ -339,10 +392,36 @@ class WorkerAgent:
         opened.tensors += len(layout.entries)
         opened.nbytes += sum(entry.nbytes for entry in layout.entries)
 
+    def _write(self, opened: OpenSync, tensors: list[tuple[str, Tensor]]) -> None:
+        engine = self._engine(opened.plan.backend)
+        if not opened.begun:
+            # Not before the first bucket is here: a sync refused elsewhere before it moved anything
+            # leaves this worker as it was.
+            engine.begin(opened.version)
+            opened.begun = True
+            self._not_servable_cause = _begun(opened)
+            self._base.written()
+            self._swap.drop_all()
+        if tensors:
+            opened.loaded += engine.load_weights(tensors)
+
+    def _load_adapter(self, opened: OpenSync, collector: AdapterCollector) -> None:
+        """The one call with the whole adapter, after the last bucket, be that empty."""
+        tensors = collector.whole([wire.name for wire in opened.plan.tensors])
+        if replaces_in_place(opened.plan):
+            self._not_servable_cause = _begun(opened)
+        opened.binding = self._swap.load(
+            self._engine(opened.plan.backend), opened.plan, tensors, opened.version
+        )
+        opened.loaded = len(tensors)
+
     def _finish(self, opened: OpenSync) -> ReceiveReport:
         started = time.monotonic()
         try:
-            self._engine(opened.plan.backend).finish(opened.version)
+            if opened.collector is not None:
+                self._load_adapter(opened, opened.collector)
+            else:
+                self._engine(opened.plan.backend).finish(opened.version)
         except Exception as error:
             self._blame(opened.plan.lane, opened.sync, error)
             raise
@@ -361,3 +440,17 @@ class WorkerAgent:
             self._verified = None
             if self._not_servable_cause:
                 self._not_servable_cause = cause
+            self._discard_adapter()
+
+    def _discard_adapter(self) -> None:
+        """Removes what a sync had loaded and did not publish; what is served stays and goes on serving."""
+        try:
+            self._swap.discard()
+        except Exception as error:  # noqa: BLE001 - it must not hide why the sync failed
+            self._not_servable_cause = (
+                f"An adapter that was never published could not be removed: {type(error).__name__}: {error}"
+            )
+
+
+def _begun(opened: OpenSync) -> str:
+    return f"Sync {opened.sync} (version {opened.version}) has begun and is not published."

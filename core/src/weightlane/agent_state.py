@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from weightlane.messages import ReceiveReport
 
 if TYPE_CHECKING:
+    from weightlane.adapter_collector import AdapterCollector
+    from weightlane.adapters import AdapterBinding
     from weightlane.messages import ReceivePlan
     from weightlane.packing import WireDigest
     from weightlane.ring import RingReader
@@ -16,10 +18,28 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Attached:
-    """A lane's plan on this worker, and the ring it reads (transport `shm`)."""
+    """A lane's plan on this worker, the ring it reads (`shm`), and the base that it was checked against."""
 
     plan: ReceivePlan
     ring: RingReader | None = None
+    base_writes: int = 0
+
+
+@dataclass(slots=True)
+class BaseState:
+    """The weights under any adapter: how many syncs have written them, and whether they are whole."""
+
+    writes: int = 0
+    whole: bool = True
+
+    def written(self) -> None:
+        """A sync of full weights makes its first write."""
+        self.writes += 1
+        self.whole = False
+
+    def published(self) -> None:
+        """That sync, or a later one, was published."""
+        self.whole = True
 
 
 @dataclass(slots=True)
@@ -30,6 +50,8 @@ class OpenSync:
     sync: int
     version: int
     digest: WireDigest | None
+    collector: AdapterCollector | None = None
+    binding: AdapterBinding | None = None
     started: float = field(default_factory=time.monotonic)
     begun: bool = False
     next_bucket: int = 0
@@ -51,4 +73,5 @@ class OpenSync:
             digest=self.digest.hexdigest() if self.digest else "",
             wait_seconds=self.wait_seconds,
             load_seconds=self.load_seconds,
+            adapter=self.binding,
         )

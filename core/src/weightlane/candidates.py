@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from packaging.version import InvalidVersion, Version
 
+from weightlane.facts import is_word_alone
 from weightlane.loading import api_refusal
 from weightlane.pins import assume_variable
 from weightlane.probes import NotViable, Viable, always_viable
@@ -49,8 +50,10 @@ class Verdict:
         return not self.reason
 
 
-def judge(backend: Selected, facts: EngineFacts) -> Verdict:
+def judge(backend: Selected, facts: EngineFacts, *, stated_by: str = "") -> Verdict:
     """Decides whether a backend fits an engine, and on which evidence.
+
+    `stated_by` names the variable that the version in `facts` comes from, "" where it was found.
 
     The probe beats the version string where they disagree, and a note says so. `always_viable` looks at
     nothing, so with it the range alone decides.
@@ -61,14 +64,20 @@ def judge(backend: Selected, facts: EngineFacts) -> Verdict:
     if refusal:
         return Verdict(backend, position, reason=refusal)
     found, wanted = (
-        _engine_words(facts),
+        _engine_words(facts, stated_by),
         f"{descriptor.engine} {str(descriptor.versions) or 'of any version'}",
     )
     if position == "excluded":
         return Verdict(backend, position, reason=f"{found} is a version that it excludes ({wanted})")
+    if descriptor.role == "trainer" and facts.source == "assumed" and not facts.version:
+        # It lives in this process, so that no probe can speak for one that is not here.
+        return Verdict(backend, position, reason=f"{facts.engine} is not installed here")
     probed = descriptor.probe is not always_viable
     if not probed and position != "inside":
         return Verdict(backend, position, reason=f"it serves {wanted} and found {found}")
+    if probed and position == "inside" and is_word_alone(facts):
+        note = f"no {facts.engine} was at hand, so its probe had nothing to look at: the version decided"
+        return Verdict(backend, position, (f"{found} fits {wanted}",), (note,))
     try:
         result: object = descriptor.probe(facts)
     except Exception as exc:  # noqa: BLE001 - one plugin's probe must not stop the others
@@ -79,7 +88,10 @@ def judge(backend: Selected, facts: EngineFacts) -> Verdict:
         return Verdict(
             backend, position, reason=f"its probe returned {result!r}, neither Viable nor NotViable"
         )
-    evidence = tuple(result.evidence)
+    evidence = _lines(result.evidence)
+    if evidence is None:
+        shown = f"{type(result.evidence).__name__} as its evidence, and must give a tuple of lines"
+        return Verdict(backend, position, reason=f"its probe gave a {shown}")
     if position == "inside":
         return Verdict(backend, position, (f"{found} fits {wanted}", *evidence))
     return Verdict(backend, position, evidence, (_outside(position, found, wanted, evidence, facts.engine),))
@@ -112,10 +124,22 @@ def _is_above(version: Version, operator: str, bound: str) -> bool:
         return False
 
 
-def _engine_words(facts: EngineFacts) -> str:
-    if not facts.version:
-        return f"{facts.engine} of unknown version"
-    return f"{facts.engine} {facts.version} ({_SOURCES[facts.source]})"
+def _lines(evidence: object) -> tuple[str, ...] | None:
+    # A plain string would become one line per letter.
+    if isinstance(evidence, tuple | list) and all(isinstance(line, str) for line in evidence):
+        return tuple(evidence)
+    return None
+
+
+def _engine_words(facts: EngineFacts, stated_by: str) -> str:
+    if stated_by:
+        return f"{facts.engine} {facts.version} (as {stated_by} says)"
+    if facts.version:
+        return f"{facts.engine} {facts.version} ({_SOURCES[facts.source]})"
+    unknown = f"{facts.engine} of unknown version"
+    return (
+        f"{unknown} (it is not installed here and no engine told)" if facts.source == "assumed" else unknown
+    )
 
 
 def _refused(result: NotViable, position: RangePosition, found: str, wanted: str) -> str:

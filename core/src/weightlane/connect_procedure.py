@@ -9,8 +9,10 @@ import os
 import socket
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from weightlane.agreement import put_outcome
-from weightlane.contexts import ExportContext, StreamContext
+from weightlane.contexts import ExportContext, PeftConfigContext, StreamContext
 from weightlane.control import CONTROLLER, RankPlace
 from weightlane.errors import ExportError, PlanError, Problem, WeightlaneError
 from weightlane.lane_messages import Go, Joined, Planned, Ready, RingPlace
@@ -19,17 +21,21 @@ from weightlane.planning import EXPORT_CAPABILITIES, MODE_PHASES, PlanRequest, m
 from weightlane.registry import get_registry
 from weightlane.rejoin import PlanBasis
 from weightlane.selection import select
+from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from weightlane.control import ControlChannel
     from weightlane.lane import Lane
+    from weightlane.manifest import RankManifest
     from weightlane.moving import Mover
     from weightlane.plan import LanePlan
     from weightlane.planning import OpenReplica
     from weightlane.registry import Registry, Selected
     from weightlane.replica_session import ReplicaSession
+    from weightlane.transports.disk_folder import LaneFolder
+    from weightlane.transports.disk_receivers import FolderReceivers
     from weightlane.transports.shm import ShmSink
     from weightlane.transports.sink import Sink
     from weightlane.types import BackendDescriptor, Mode
@@ -55,6 +61,8 @@ class ConnectProcedure:
         self._basis: PlanBasis | None = None
         self._rings: list[ShmSink] = []
         self._sessions: list[ReplicaSession] = []
+        self._folder: LaneFolder | None = None
+        self._folder_receivers: FolderReceivers | None = None
         self._group: ProcessGroup | None = None
 
     def run(self) -> Lane:
@@ -66,7 +74,7 @@ class ConnectProcedure:
         self._get_ready(plan)
         mover = self._attach(plan, selected, export)
         return Lane(
-            Membership(plan, mover, tuple(self._sessions), self._basis),
+            Membership(plan, mover, tuple(self._sessions), self._basis, self._folder_receivers),
             channel=self._channel,
             bounds=self._bounds,
             registry=self._registry,
@@ -77,6 +85,8 @@ class ConnectProcedure:
         close_rings(self._channel, self._rings)
         for session in self._sessions:
             session.close()
+        if self._folder is not None:
+            self._folder.close()
         for replica in self._replicas:
             replica.endpoint.close()
 
@@ -90,14 +100,30 @@ class ConnectProcedure:
         chosen: list[tuple[Selected, ExportContext]] = []
 
         def describe() -> Joined:
+            if self._wishes.locked is not None:
+                self._registry = self._registry.under_lock(self._wishes.locked)
             chosen.append(self._select_trainer())
             selected, export = chosen[0]
-            manifest = self._registry.call_describe_export(selected, export)
+            manifest = self._with_adapter(
+                selected, export, self._registry.call_describe_export(selected, export)
+            )
             place = RankPlace(self._channel.rank, socket.gethostname(), os.getpid())
-            return Joined(place, manifest, self._wishes.shared())
+            return Joined(place, manifest, self._arguments())
 
         put_outcome(self._channel, f"connect/join/{self._channel.rank}", describe)
         return chosen[0] if chosen else (None, None)
+
+    def _with_adapter(
+        self, selected: Selected, export: ExportContext, manifest: RankManifest
+    ) -> RankManifest:
+        if export.phase is not Phase.ADAPTER or export.model is None:
+            return manifest
+        context = PeftConfigContext(selected.descriptor, export, manifest.tensors)
+        return replace(manifest, adapter=self._registry.call_normalize_peft_config(selected, context))
+
+    def _arguments(self) -> dict[str, str]:
+        held = self._registry.locks.held
+        return {**self._wishes.shared(), "locked": f"lock {held.lock.digest}" if held else "None"}
 
     def _select_trainer(self) -> tuple[Selected, ExportContext]:
         spec = self._wishes.trainer
@@ -136,6 +162,7 @@ class ConnectProcedure:
             targets=tuple(spec.target for spec in wishes.replicas),
             pins=tuple(spec.plugin for spec in wishes.replicas),
             open_seconds=self._bounds.connect,
+            folder=wishes.folder,
             missing_replicas=wishes.missing_replicas,
             release=wishes.release,
             trainer_options=wishes.trainer.options_for(selected.descriptor) if selected else {},
@@ -166,7 +193,7 @@ class ConnectProcedure:
         return joined
 
     def _require_same_arguments(self, joined: list[Joined]) -> None:
-        mine = self._wishes.shared()
+        mine = self._arguments()
         problems = [
             Problem(
                 "rank-disagreement",
@@ -192,6 +219,10 @@ class ConnectProcedure:
         put_outcome(self._channel, f"connect/group/{rank}", lambda: self._make_group(plan))
 
     def _make_rings(self, plan: LanePlan) -> Ready:
+        if self._is_controller and plan.over_disk:
+            from weightlane.transports.disk_folder import LaneFolder
+
+            self._folder = LaneFolder(plan.lane, plan.folder)
         open_rings(plan, self._channel, range(len(plan.replicas)), self._rings)
         return Ready(tuple(RingPlace(ring.replica, ring.worker, ring.path) for ring in self._rings))
 
@@ -242,11 +273,14 @@ class ConnectProcedure:
         for replica in self._replicas:
             session = ReplicaSession(plan, replica.number, replica.endpoint, self._bounds)
             self._sessions.append(session)
-            session.attach({place.worker: place.path for place in places if place.replica == replica.number})
+            rings = {place.worker: place.path for place in places if place.replica == replica.number}
+            session.attach(rings, self._folder.path if self._folder else "")
 
     def _mover(self, plan: LanePlan, selected: Selected | None, export: ExportContext | None) -> Mover:
-        from weightlane.moving import Mover
+        from weightlane.moving import ALL_REPLICAS, Mover
         from weightlane.transports.choice import controller_sink
+        from weightlane.transports.disk import DiskSink
+        from weightlane.transports.disk_receivers import FolderReceivers
 
         if selected is None or export is None:
             raise AssertionError("a rank that could not describe its export cannot have agreed on a plan")
@@ -255,6 +289,11 @@ class ConnectProcedure:
             sink = controller_sink(plan, session.number, session.endpoint)
             if sink is not None:
                 fed.append((session.number, sink))
+        folder = None
+        if self._folder is not None:
+            self._folder_receivers = FolderReceivers(plan, tuple(self._sessions))
+            folder = DiskSink(plan, self._folder, self._folder_receivers)
+            fed.append((ALL_REPLICAS, folder))
         sinks = tuple(sink for _, sink in fed)
         stream = StreamContext(
             export=export,
@@ -273,6 +312,7 @@ class ConnectProcedure:
             sinks,
             tuple(self._rings),
             self._channel,
+            folder,
             tuple(number for number, _ in fed),
         )
 

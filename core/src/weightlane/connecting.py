@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from weightlane.bounds import DEFAULT_BOUNDS, Bounds
@@ -30,12 +31,14 @@ def connect(
     rollout: Sequence[RolloutSpec] | None,
     mode: Mode | Literal["full", "merged", "adapter"] = Mode.FULL,
     verify: VerifyLevel = "digest",
-    transport: TransportName | Literal["inprocess", "shm", "inline"] | None = None,
+    transport: TransportName | Literal["inprocess", "shm", "inline", "disk"] | None = None,
+    folder: str = "",
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     missing_replicas: MissingPolicy = "fail",
     release: Collection[MemoryTag] = (),
     control: str | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
+    locked: str | Path | None = None,
 ) -> Lane:
     """Joins a trainer to rollout engines. Every trainer rank calls it, with the same arguments but `model`.
 
@@ -48,7 +51,11 @@ def connect(
         rollout: the replicas, on rank 0; None or anything elsewhere.
         mode: what to move.
         verify: `off`, `counts`, or `digest` (counts and an xxh3 over every byte on both sides).
-        transport: None chooses: by reference in one process, a ring on one host, by value otherwise.
+        transport: None chooses: by reference in one process, a ring on one host, by value otherwise. `disk`
+            is never chosen for you.
+        folder: for transport `disk`: where rank 0 writes each version as safetensors files, and all engine
+            workers read them, so both must see it. The lane makes a private folder of its own below it and
+            leaves the published version there. "" takes a temporary folder, removed at `close`.
         bucket_bytes: size of one bucket; a larger tensor travels alone.
         missing_replicas: what a sync does while a replica does not answer. `fail`: it fails before anything
             is written, names the replica, and all others go on serving the version that they had. `skip`: it
@@ -61,8 +68,11 @@ def connect(
         control: `tcp://host:port` of the control channel, equal on all ranks; None asks the store that
             `torch.distributed` was initialised with.
         bounds: every wait's limit.
+        locked: a file that `weightlane lock` wrote; any backend that it does not name is refused. None keeps
+            to `WEIGHTLANE_LOCKED`, where that is set.
 
     Raises:
+        LockError: what would be selected is not what the lock names, or the lock cannot be read.
         PlanError: every problem of the plan at once.
         WeightlaneError: an engine that does not answer, no backend, a lost rank.
     """
@@ -91,7 +101,9 @@ def connect(
         missing_replicas=missing_replicas,
         release=_memory_tags(release),
         bounds=bounds,
+        folder=folder,
         lane=f"lane-{number}-{secrets.token_hex(3)}",
+        locked=None if locked is None else Path(locked),
     )
     procedure = ConnectProcedure(wishes, channel)
     try:

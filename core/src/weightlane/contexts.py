@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
     from weightlane.buckets import BucketLayout
     from weightlane.facts import EngineFacts
-    from weightlane.manifest import Manifest
+    from weightlane.manifest import Manifest, TensorSpec
     from weightlane.messages import WireTensor
+    from weightlane.peft import AdapterConfig
     from weightlane.receiver import NameEntry, WorkerDescription
     from weightlane.types import BackendDescriptor, MemoryTag, Mode, Phase, TransportName, VerifyLevel
 
@@ -35,31 +36,48 @@ class RolloutTarget:
 
 @dataclass(frozen=True, slots=True)
 class FactsContext:
-    """For `weightlane_collect_facts`: a target to ask, or no target: look at what is installed."""
+    """For `weightlane_collect_facts`: a target to ask, or no target: look at what is installed.
+
+    `search_path` holds the folders of another environment on this machine in which to look
+    (`weightlane.installations`); empty means this process's own.
+    """
 
     engine: str
     distributions: tuple[str, ...]
     target: RolloutTarget | None = None
+    search_path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """For `weightlane_plan_launch`: what the lane will need, before the engine starts."""
+    """For `weightlane_plan_launch`: what the lane will need, before the engine starts.
+
+    `facts.device` is "cpu" for an engine that is to use no GPU. `address` is where a lane is to reach it, ""
+    for what the plugin proposes.
+    """
 
     descriptor: BackendDescriptor
     facts: EngineFacts
     mode: Mode
     model: str
     tensor_parallel: int = 1
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Arguments for starting the engine so that a lane can reach it; `environment` likewise."""
+    """How to start the engine so that a lane can reach it.
+
+    `arguments` are all that the interpreter of the engine's environment is given, beginning with
+    `-m MODULE`; `environment` are variables added for it. `address` is where a lane then reaches the engine.
+    `requires` are distributions that this environment must hold besides the engine.
+    """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    address: str = ""
+    requires: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +90,25 @@ class ExportContext:
     rank: int
     world_size: int
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfigContext:
+    """For `weightlane_normalize_peft_config`: one rank's export, and the adapter tensors it described."""
+
+    descriptor: BackendDescriptor
+    export: ExportContext
+    tensors: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpressAdapterContext:
+    """For `weightlane_express_adapter`: the agreed adapter and the engine that is to take it."""
+
+    descriptor: BackendDescriptor
+    facts: EngineFacts
+    adapter: AdapterConfig
+    workers: tuple[WorkerDescription, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +189,12 @@ __all__ = [
     "BuildRequestsContext",
     "EndpointContext",
     "ExportContext",
+    "ExpressAdapterContext",
     "FactsContext",
     "LaunchContext",
     "LaunchPlan",
     "MapNamesContext",
+    "PeftConfigContext",
     "RolloutTarget",
     "StreamContext",
     "TrainerLifecycleContext",

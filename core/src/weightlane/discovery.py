@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from weightlane.declared import declaring, normalized
 from weightlane.errors import PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from weightlane.declared import Declared
 
 GROUP = "weightlane"
 DISABLE_VARIABLE = "WEIGHTLANE_DISABLE_PLUGINS"
@@ -20,19 +22,19 @@ STRICT_VARIABLE = "WEIGHTLANE_STRICT_PLUGINS"
 PluginState: TypeAlias = Literal["active", "disabled", "conflict", "incompatible", "broken"]
 
 
-def normalized(distribution: str) -> str:
-    """A distribution's name as PEP 503 compares it; packaging would take 40 ms to import for this."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry point of group `weightlane` and the distribution that declares it; not imported yet."""
+    """One entry point of group `weightlane` and the distribution that declares it; not imported yet.
+
+    `damage` says why it cannot even be tried: metadata that an interrupted install left behind, or an entry
+    that names no module.
+    """
 
     name: str
     distribution: str
     version: str
     point: EntryPoint
+    damage: str = ""
 
     @property
     def key(self) -> str:
@@ -103,13 +105,38 @@ def is_strict(environ: Mapping[str, str]) -> bool:
 
 def find_entries() -> tuple[Entry, ...]:
     """Every entry point of group `weightlane`, sorted, since their own order is that of folders on disk."""
-    entries: list[Entry] = []
-    for point in entry_points(group=GROUP):
-        if point.dist is None:
-            continue
-        name, version = point.dist.name, point.dist.version
-        entries.append(Entry(point.name, normalized(name), version or "", point))
-    return tuple(sorted(entries, key=lambda entry: (entry.name, entry.distribution, entry.point.value)))
+    entries: dict[str, list[Entry]] = {}
+    for found in declaring(GROUP):
+        try:
+            name, version = found.head()
+            if name not in entries:
+                entries[name] = _entries_of(found, name, version)
+        except ValueError as exc:
+            damaged = _damaged(found, str(exc))
+            entries.setdefault(damaged.distribution, [damaged])
+    every = (entry for group in entries.values() for entry in group)
+    return tuple(sorted(every, key=lambda entry: (entry.name, entry.distribution, entry.point.value)))
+
+
+def _entries_of(found: Declared, name: str, version: str) -> list[Entry]:
+    if found.rival:
+        raise ValueError(f"{found.rival} stands beside it")
+    return [Entry(point.name, name, version, point, _damage_of(point)) for point in found.points(GROUP)]
+
+
+def _damage_of(point: EntryPoint) -> str:
+    if point.pattern.match(point.value):
+        return ""
+    return f"its entry point is {point.value!r}, and must be a module or module:object"
+
+
+def _damaged(found: Declared, reason: str) -> Entry:
+    """Stands for a distribution whose metadata cannot be used, under the name of its folder."""
+    stem = found.folder.removesuffix(".dist-info").removesuffix(".egg-info")
+    name, _, version = stem.partition("-")
+    own = normalized(name) or "unnamed"
+    damage = f"its metadata in {found.folder or 'an unnamed folder'} is damaged ({reason}); install it again"
+    return Entry(own, own, version, EntryPoint(own, "", GROUP), damage)
 
 
 def clashing_names(entries: Sequence[Entry]) -> dict[str, tuple[Entry, ...]]:

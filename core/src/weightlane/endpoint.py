@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightlane.adapters import AdapterRef
     from weightlane.agent import WorkerAgent
     from weightlane.facts import EngineFacts
     from weightlane.messages import Generation
@@ -61,15 +62,24 @@ class EngineEndpoint(Protocol):
         """Sends one bucket in the engine's own request (`native-requests` backends only)."""
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+        adapter: AdapterRef | None = None,
     ) -> tuple[Generation, ...]:
         """Continuations of exactly `max_tokens` tokens with their log-probs; greedy at temperature 0.
+
+        `adapter` is what `Lane.adapter_ref` gives; None leaves it to the engine.
 
         Log-probs are the model's own, of its logits as they are: the temperature is not applied to them. An
         engine that cannot give those at a temperature refuses that temperature.
 
         Raises:
-            EngineError: a continuation has another length, or the engine cannot give these log-probs.
+            EngineError: a continuation has another length, the engine cannot give these log-probs, or does
+                not serve this adapter.
         """
 
     def close(self) -> None:

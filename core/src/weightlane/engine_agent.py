@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,15 +31,6 @@ class WorkerEngine(Protocol):
     def current_incarnation(self) -> str:
         """The incarnation that `describe` tells, alone: asked before each sync, so it must be cheap."""
 
-    def released(self) -> Sequence[str]:
-        """Memory that the engine has let go and not taken back (`weights`, `kv_cache`); empty if none."""
-
-    def why_not_whole(self) -> str:
-        """Why the weights are no whole version, for a reason of the engine's own (sleep); "" if they are.
-
-        What the agent itself has begun to write it knows without this.
-        """
-
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """Problems that only the worker can see, found without writing anything."""
 
@@ -54,3 +45,27 @@ class WorkerEngine(Protocol):
 
     def publish(self, version: int) -> None:
         """Every worker of every replica has verified; `version` is what is served from now on."""
+
+
+@runtime_checkable
+class LetsGoOfMemory(Protocol):
+    """A `WorkerEngine` whose engine can sleep has these as well."""
+
+    def released(self) -> Sequence[str]:
+        """Memory that the engine has let go and not taken back (`weights`, `kv_cache`); empty if none."""
+
+    def why_not_whole(self) -> str:
+        """Why the weights are no whole version, for a reason of the engine's own (sleep); "" if they are.
+
+        What the agent itself has begun to write it knows without this.
+        """
+
+
+def released_by(engine: WorkerEngine) -> tuple[str, ...]:
+    """What an engine has let go; nothing where it cannot sleep."""
+    return tuple(engine.released()) if isinstance(engine, LetsGoOfMemory) else ()
+
+
+def why_not_whole(engine: WorkerEngine) -> str:
+    """Why an engine's weights are no whole version; "" also where it cannot lose them."""
+    return engine.why_not_whole() if isinstance(engine, LetsGoOfMemory) else ""

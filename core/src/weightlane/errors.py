@@ -46,6 +46,10 @@ class WeightlaneError(Exception):
         return type(self).__name__, self.what.removesuffix(suffix) if self.origin else self.what, self.why
 
 
+class UsageError(WeightlaneError):
+    """Options that contradict each other, or one that is missing or unreadable; nothing was tried."""
+
+
 class PluginError(WeightlaneError):
     """A plugin is broken, disabled, in conflict or incompatible, and was asked for."""
 
@@ -60,6 +64,10 @@ class SelectionError(WeightlaneError):
 
 class PinError(SelectionError):
     """A pin cannot be met; nothing else is chosen in its place."""
+
+
+class LockError(SelectionError):
+    """A selection differs from the lock in force, listing every difference, or a lock cannot be used."""
 
 
 class ProtocolError(WeightlaneError):

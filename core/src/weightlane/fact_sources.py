@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from weightlane.contexts import FactsContext
 from weightlane.errors import WeightlaneError
 from weightlane.facts import SOURCE_QUALITY, EngineFacts, no_facts
+from weightlane.installations import find_distribution
 from weightlane.notices import warn_once
 from weightlane.pins import with_assumed_version
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from weightlane.registry import Registry
 
 
-def collect_facts(registry: Registry, engine: str, target: RolloutTarget | None) -> EngineFacts:
+def collect_facts(
+    registry: Registry, engine: str, target: RolloutTarget | None, search_path: tuple[str, ...] = ()
+) -> EngineFacts:
     """See `Registry.collect_facts`."""
     backends = [item for item in registry.backends() if item.descriptor.engine == engine]
     found: list[EngineFacts] = []
@@ -26,13 +28,14 @@ def collect_facts(registry: Registry, engine: str, target: RolloutTarget | None)
     for backend in {item.plugin_name: item for item in backends}.values():
         own = [item for item in backends if item.plugin_name == backend.plugin_name]
         names = (name for item in own for name in item.descriptor.distributions)
-        context = FactsContext(engine, tuple(dict.fromkeys(names)), target)
+        context = FactsContext(engine, tuple(dict.fromkeys(names)), target, search_path)
         try:
             facts = registry.call_collect_facts(backend, context)
         except WeightlaneError as exc:
             failures.append(exc)
         else:
-            found += [facts] if facts is not None else []
+            if facts is not None and (not search_path or _is_from(facts, context)):
+                found.append(facts)
     if not found and failures:
         raise failures[0]
     for failure in failures:
@@ -43,15 +46,25 @@ def collect_facts(registry: Registry, engine: str, target: RolloutTarget | None)
     elif target is not None:
         best = no_facts(engine)
     else:
-        best = installed_facts(engine, [name for item in backends for name in item.descriptor.distributions])
+        names = (name for item in backends for name in item.descriptor.distributions)
+        best = installed_facts(engine, tuple(names), search_path)
     return with_assumed_version(best, registry.environ)
 
 
-def installed_facts(engine: str, distributions: Sequence[str]) -> EngineFacts:
+def installed_facts(
+    engine: str, distributions: Sequence[str], search_path: Sequence[str] = ()
+) -> EngineFacts:
     """Facts of an installed engine from metadata alone: its version; nothing is imported or searched for."""
-    for name in distributions:
-        try:
-            return EngineFacts(engine=engine, version=version(name), source="installed")
-        except PackageNotFoundError:
-            continue
-    return no_facts(engine)
+    found = find_distribution(distributions, search_path)
+    return (
+        EngineFacts(engine=engine, version=found.version, source="installed") if found else no_facts(engine)
+    )
+
+
+def _is_from(facts: EngineFacts, context: FactsContext) -> bool:
+    """Whether facts are of the environment that was asked about.
+
+    A plugin older than `FactsContext.search_path` tells of this process's environment instead.
+    """
+    found = find_distribution(context.distributions, context.search_path)
+    return found is not None and found.version == facts.version

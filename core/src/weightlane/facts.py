@@ -46,6 +46,11 @@ class EngineFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantization: str = ""
 
 
+def is_word_alone(facts: EngineFacts) -> bool:
+    """Whether all that is known is a version that the user stated: no engine was seen, live or installed."""
+    return facts.source == "assumed" and bool(facts.version)
+
+
 def no_facts(engine: str) -> EngineFacts:
     """Facts of an engine nobody could reach and that is not installed."""
     return EngineFacts(engine=engine, version="", source="assumed")

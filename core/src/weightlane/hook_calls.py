@@ -6,32 +6,37 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import PluginError
+from weightlane.facts import EngineFacts
 from weightlane.hook_errors import GuardedStream, HookSite, blamed_on
 from weightlane.notices import warn_once
 from weightlane.program import TrainerLifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import CodeType
 
     import pluggy
 
+    from weightlane.adapters import AdapterExpression
     from weightlane.contexts import (
         AgentContext,
         BuildRequestsContext,
         EndpointContext,
         ExportContext,
+        ExpressAdapterContext,
         FactsContext,
         LaunchContext,
         LaunchPlan,
         MapNamesContext,
+        PeftConfigContext,
         StreamContext,
         TrainerLifecycleContext,
     )
     from weightlane.endpoint import EngineEndpoint
     from weightlane.engine_agent import WorkerEngine
     from weightlane.events import SyncEvent
-    from weightlane.facts import EngineFacts
     from weightlane.manifest import RankManifest
+    from weightlane.peft import AdapterConfig
     from weightlane.program import Lifecycle, Program
     from weightlane.receiver import NameEntry
     from weightlane.stream import ExportStream
@@ -83,8 +88,19 @@ class HookCalls:
         if not self.implements(selected, hook):
             return None
         plugin = self._manager.get_plugin(selected.plugin_name)
-        answers: list[EngineFacts] = self._ask(plugin, hook, _site(selected, hook), context)
-        return answers[0] if answers else None
+        site = _site(selected, hook)
+        answers: list[object] = self._ask(plugin, hook, site, context)
+        if not answers:
+            return None
+        facts = answers[0]
+        if not isinstance(facts, EngineFacts) or facts.engine != context.engine:
+            told = facts.engine if isinstance(facts, EngineFacts) else f"a {type(facts).__name__}"
+            raise site.error(
+                f"returned {told} when it was asked for facts of {context.engine}.",
+                "Facts are an EngineFacts of the engine asked for; probes would read anything else wrongly.",
+                f"Report it to the authors of {site.distribution}, or pin or install another backend.",
+            )
+        return facts
 
     def call_plan_launch(self, selected: Selected, context: LaunchContext) -> LaunchPlan:
         """`weightlane_plan_launch` of the chosen backend."""
@@ -102,6 +118,11 @@ class HookCalls:
         answer: Sequence[NameEntry] = self._call(selected, hook, context)
         with blamed_on(_site(selected, hook)):  # a generator does its work only now
             return tuple(answer)
+
+    def call_express_adapter(self, selected: Selected, context: ExpressAdapterContext) -> AdapterExpression:
+        """`weightlane_express_adapter` of the chosen backend."""
+        expression: AdapterExpression = self._call(selected, "weightlane_express_adapter", context)
+        return expression
 
     def call_build_requests(self, selected: Selected, context: BuildRequestsContext) -> Program:
         """`weightlane_build_requests` of the chosen backend."""
@@ -132,6 +153,11 @@ class HookCalls:
         manifest: RankManifest = self._call(selected, "weightlane_describe_export", context)
         return manifest
 
+    def call_normalize_peft_config(self, selected: Selected, context: PeftConfigContext) -> AdapterConfig:
+        """`weightlane_normalize_peft_config` of the chosen backend."""
+        config: AdapterConfig = self._call(selected, "weightlane_normalize_peft_config", context)
+        return config
+
     def call_export_params(self, selected: Selected, context: StreamContext) -> ExportStream:
         """`weightlane_export_params` of the chosen backend; errors of later buckets name the plugin too."""
         hook = "weightlane_export_params"
@@ -154,7 +180,12 @@ class HookCalls:
                 self._manager.subset_hook_caller(hook, others)(event=event)
             except Exception as exc:  # noqa: BLE001 - observers must not end a sync
                 name = self._manager.get_name(plugin) or "of no name"
-                warn_once(f"Plugin {name} failed in {hook}: {type(exc).__name__}: {exc}; the sync goes on.")
+                site = HookSite(name, *self.owner_of(name), hook)
+                warn_once(f"{site} failed in {hook}: {type(exc).__name__}: {exc}; the sync goes on.")
+
+    def owner_of(self, plugin_name: str) -> tuple[str, str]:
+        """Distribution and version of the plugin registered under this name."""
+        return plugin_name.partition(":")[0], ""
 
     def _call(self, selected: Selected, hook: str, context: object) -> Any:
         site = _site(selected, hook)
@@ -182,12 +213,19 @@ class HookCalls:
 
     def _ask(self, plugin: object, hook: str, site: HookSite, context: object) -> list[Any]:
         """Calls one plugin's implementation together with wrappers; the answer is a list of none or one."""
+        implementations = self._implementations(hook)
         rivals = [
-            impl.plugin
-            for impl in self._implementations(hook)
-            if impl.plugin is not plugin and not is_wrapper(impl)
+            impl.plugin for impl in implementations if impl.plugin is not plugin and not is_wrapper(impl)
         ]
-        with blamed_on(site):
+
+        def called() -> dict[CodeType, HookSite]:
+            return {
+                impl.function.__code__: HookSite(impl.plugin_name, *self.owner_of(impl.plugin_name), hook)
+                for impl in implementations
+                if hasattr(impl.function, "__code__")
+            }
+
+        with blamed_on(site, called):
             answers: list[Any] = self._manager.subset_hook_caller(hook, rivals)(context=context)
         return answers
 

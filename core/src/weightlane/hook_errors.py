@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from weightlane.errors import HookError, WeightlaneError
 from weightlane.stream import MovesMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Iterator, Mapping
+    from types import CodeType, TracebackType
 
     from torch import Tensor
     from typing_extensions import Self
@@ -38,24 +40,37 @@ class HookSite:
 
 
 @contextmanager
-def blamed_on(site: HookSite) -> Iterator[None]:
+def blamed_on(site: HookSite, called: Callable[[], Mapping[CodeType, HookSite]] = dict) -> Iterator[None]:
     """Turns whatever a plugin raises into a `HookError` that names it.
 
     An error of weightlane's own types keeps its type, since callers tell a dead engine from a bad plan by
     it; from Python 3.11 on it gets a note with the plugin instead.
+
+    Args:
+        site: whose code runs.
+        called: where several plugins' code runs (wrappers around the chosen one), the sites of all by their
+            code; the one that the traceback ends in is named. Asked only after a failure.
     """
     try:
         yield
     except WeightlaneError as exc:
         if sys.version_info >= (3, 11):
-            exc.add_note(f"Raised by {site} in {site.hook}.")
+            culprit = _culprit(exc, site, called())
+            exc.add_note(f"Raised by {culprit} in {culprit.hook}.")
         raise
     except Exception as exc:
-        raise site.error(
+        culprit = _culprit(exc, site, called())
+        raise culprit.error(
             f"failed: {type(exc).__name__}: {str(exc).strip() or 'no message'}.",
             "The plugin raised this itself; the cause above has its traceback.",
-            f"Report it to the authors of {site.distribution}, or pin or install another backend.",
+            f"Report it to the authors of {culprit.distribution}, or pin or install another backend.",
         ) from exc
+
+
+def _culprit(error: BaseException, site: HookSite, called: Mapping[CodeType, HookSite]) -> HookSite:
+    frames = walk_tb(error.__traceback__)
+    # An error of the chosen plugin also passes through the wrappers around it, so the innermost counts.
+    return next((called[f.f_code] for f, _ in reversed(list(frames)) if f.f_code in called), site)
 
 
 class _GuardedIterator:
@@ -71,10 +86,18 @@ class _GuardedIterator:
     def __next__(self) -> Sequence[tuple[int, Tensor]]:
         with blamed_on(self._site):
             try:
-                return next(self._buckets)
+                bucket = next(self._buckets)
             except StopIteration:
-                pass
-        raise StopIteration
+                bucket = None
+        if bucket is None:
+            raise StopIteration
+        if not isinstance(bucket, Sequence):
+            raise self._site.error(
+                f"yielded a {type(bucket).__name__} as a bucket.",
+                "A bucket is a list or tuple: what is made lazily fails later, where nobody is named.",
+                f"Report it to the authors of {self._site.distribution}.",
+            )
+        return bucket
 
 
 class GuardedStream:

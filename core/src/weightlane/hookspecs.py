@@ -27,15 +27,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pluggy
 
 if TYPE_CHECKING:
+    from weightlane.adapters import AdapterExpression
     from weightlane.contexts import (
         AgentContext,
         BuildRequestsContext,
         EndpointContext,
         ExportContext,
+        ExpressAdapterContext,
         FactsContext,
         LaunchContext,
         LaunchPlan,
         MapNamesContext,
+        PeftConfigContext,
         StreamContext,
         TrainerLifecycleContext,
     )
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from weightlane.events import SyncEvent
     from weightlane.facts import EngineFacts
     from weightlane.manifest import RankManifest
+    from weightlane.peft import AdapterConfig
     from weightlane.program import Lifecycle, Program, TrainerLifecycle
     from weightlane.receiver import NameEntry
     from weightlane.stream import ExportStream
@@ -93,7 +97,13 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
 
 @_hookspec
 def weightlane_plan_launch(context: LaunchContext) -> LaunchPlan:
-    """Arguments with which the engine must be started for this mode. Pure."""
+    """How the engine must be started for this mode so that a lane can reach it. Starts nothing.
+
+    The demo and tests start the engine from the same source, so that what is printed is what was tried.
+
+    Raises:
+        PlanError: the engine cannot be started so; every problem is in it.
+    """
     raise NotImplementedError
 
 
@@ -106,6 +116,15 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
 @_hookspec
 def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
     """Where each exported tensor goes in this worker, in manifest order. Pure; never invents a target."""
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
+    """How this engine takes the agreed adapter: its own wire form, its swap policy, what to know about it.
+
+    Mode adapter only. Pure. Raises PlanError that lists every feature the engine does not carry.
+    """
     raise NotImplementedError
 
 
@@ -134,6 +153,18 @@ def weightlane_plan_lifecycle(
 @_hookspec
 def weightlane_describe_export(context: ExportContext) -> RankManifest:
     """This rank's part of the manifest, in the order in which it will yield. No collective, no copy."""
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_normalize_peft_config(context: PeftConfigContext) -> AdapterConfig:
+    """This rank's adapter in the frozen form. No collective, no copy.
+
+    Mode adapter only, on ranks that were given a model, after `weightlane_describe_export`, which leaves the
+    manifest's `adapter` open. The
+    plugin knows where its trainer keeps a configuration; `weightlane.peft.adapter_config_of` reads peft's.
+    Raises PlanError that lists every feature that an adapter cannot carry.
+    """
     raise NotImplementedError
 
 

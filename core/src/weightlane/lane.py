@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from weightlane.adapters import published_adapter
 from weightlane.connecting import connect, rollout, trainer
 from weightlane.control import CONTROLLER
 from weightlane.errors import SyncError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from weightlane.adapters import AdapterRef
     from weightlane.aio import AsyncLane
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
@@ -77,6 +79,16 @@ class Lane:
     def published_version(self) -> int | None:
         """The version that every replica which took part serves; None before the first commit."""
         return self._record.published.version if self._record.published else None
+
+    def adapter_ref(self) -> AdapterRef:
+        """What a request to any replica must name to be answered with the published adapter; on every rank.
+
+        Ask again after each sync: where two slots swap, every version has a name of its own.
+
+        Raises:
+            SyncError: the lane's mode is not adapter, or nothing is published yet.
+        """
+        return published_adapter(self._members.plan, self._record.published)
 
     @property
     def replicas(self) -> tuple[EngineEndpoint, ...]:

@@ -89,10 +89,12 @@ class LaneRecord:
     published: SyncReport | None = None
     last_error: str = ""
     versions: PublishedVersions = field(default_factory=PublishedVersions)
+    _serving_on: frozenset[int] = frozenset()
     _replicas: dict[int, ReplicaState] = field(default_factory=dict)
 
     def connected(self, plan: LanePlan) -> None:
-        """The plan is attached everywhere."""
+        """The plan is attached everywhere. Where generation goes on during a sync, what served serves on."""
+        self._serving_on = frozenset(item.replica for item in plan.replicas if item.generation == "goes-on")
         for replica in plan.replicas:
             self._replicas[replica.replica] = ReplicaState(
                 replica.replica, replica.address, tuple(sorted(replica.incarnations.items()))
@@ -111,10 +113,11 @@ class LaneRecord:
             known[number] = replace(known[number], missing=missing.get(number, ""))
 
     def has_staged(self, report: SyncReport) -> None:
-        """Every replica that takes part is written and fenced."""
+        """Every replica that takes part is written; it is fenced unless it serves on what it had."""
         self.phase, self.staged, self.last_error = "staged", report, ""
         for number in self._taking_part():
-            self._replicas[number] = replace(self._replicas[number], servable=False)
+            serves_on = number in self._serving_on
+            self._replicas[number] = replace(self._replicas[number], servable=serves_on)
 
     def has_published(self, report: SyncReport) -> None:
         """Every replica that took part serves the version."""
@@ -132,7 +135,7 @@ class LaneRecord:
         if progress == "starting":
             return
         for number in self._taking_part():
-            if number not in published:
+            if number not in published and number not in self._serving_on:
                 servable = None if progress == "moving" else False
                 self._replicas[number] = replace(self._replicas[number], servable=servable)
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from weightlane.adapter_agreement import agreed_adapter, agreed_base
 from weightlane.errors import Problem
+from weightlane.peft import AdapterConfig
 from weightlane.types import Phase
 
 if TYPE_CHECKING:
@@ -64,7 +66,8 @@ class RankManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one trainer rank exports, in its own order.
 
     `replicated` says that every rank must hold the same tensors; otherwise a tensor may live on some ranks
-    only. `aliases` maps a name that shares storage with another exported name to that name.
+    only. `aliases` maps a name that shares storage with another exported name to that name. `adapter` and
+    `base` belong to phase ADAPTER: what the tensors are, and the digest of each base tensor that is not sent.
     """
 
     rank: int
@@ -76,6 +79,8 @@ class RankManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aliases: dict[str, str] = {}
     host: str = ""
     device: str = "cpu"
+    adapter: AdapterConfig | None = None
+    base: dict[str, str] = {}
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +91,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[TensorSpec, ...]
     aliases: dict[str, str] = {}
     collective: bool = False
+    adapter: AdapterConfig | None = None
+    base: dict[str, str] = {}
 
     @property
     def nbytes(self) -> int:
@@ -115,6 +122,9 @@ def merge_rank_manifests(parts: Sequence[RankManifest]) -> tuple[Manifest | None
     if first.replicated:
         problems += _check_replicas(ordered, holders)
     problems += _check_aliases(ordered)
+    adapter, adapter_problems = agreed_adapter(ordered)
+    base, base_problems = agreed_base(ordered)
+    problems += adapter_problems + base_problems
     if problems:
         return None, tuple(problems)
     tensors = tuple(
@@ -128,6 +138,8 @@ def merge_rank_manifests(parts: Sequence[RankManifest]) -> tuple[Manifest | None
             tensors=tensors,
             aliases={name: target for part in ordered for name, target in part.aliases.items()},
             collective=any(part.collective for part in ordered) or not first.replicated,
+            adapter=adapter,
+            base=base,
         ),
         (),
     )

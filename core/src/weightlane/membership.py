@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weightlane.planning import OpenReplica
     from weightlane.rejoin import PlanBasis
     from weightlane.replica_session import ReplicaSession
+    from weightlane.transports.disk_receivers import FolderReceivers
     from weightlane.transports.shm import ShmSink
     from weightlane.transports.sink import Sink
 
@@ -40,6 +41,7 @@ class Membership:
     mover: Mover
     sessions: tuple[ReplicaSession, ...]
     basis: PlanBasis | None
+    folder: FolderReceivers | None = None
     joined: tuple[int, ...] = field(init=False)
     broken_by: int = 0
 
@@ -49,6 +51,12 @@ class Membership:
     def taking_part(self, missing: Collection[int]) -> tuple[ReplicaSession, ...]:
         """On the controller: the sessions of all replicas but the missing ones."""
         return tuple(session for session in self.sessions if session.number not in missing)
+
+    def mover_without(self, missing: Collection[int]) -> Mover:
+        """What this rank moves with in a sync that goes on without the missing replicas."""
+        if self.folder is not None:
+            self.folder.missing = frozenset(missing)
+        return self.mover.without(missing)
 
     def ask(self, seconds: float) -> list[ReplicaResidency]:
         """On the controller: what every replica holds, each asked for `seconds` at most, all at once."""
@@ -83,6 +91,8 @@ class Membership:
             new = {session.number: session for session in sessions}
             self.sessions = tuple(new.get(session.number, session) for session in self.sessions)
             self.basis = self.basis.with_returned(opened)
+            if self.folder is not None:
+                self.folder.sessions = self.sessions
 
 
 def open_rings(

@@ -11,11 +11,13 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from weightlane import errors
+from weightlane.adapters import AdapterBinding, AdapterPlan, GenerationDuringSync
 from weightlane.buckets import BucketLayout
 from weightlane.facts import EngineFacts
 from weightlane.failures import Failure
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
+from weightlane.types import Phase
 
 # controller -> agent -----------------------------------------------------------------------------------
 
@@ -31,7 +33,8 @@ class WireTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a receiver needs once per lane: every tensor, the bucket layouts and the ring to read from.
 
-    `ring` maps a worker number to the path of the ring that it reads (transport `shm` only).
+    `ring` maps a worker number to the path of the ring that it reads (transport `shm` only), `folder` is the
+    lane's folder (transport `disk` only). `adapter` is there in phase ADAPTER alone.
     """
 
     lane: str
@@ -42,6 +45,9 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buckets: tuple[BucketLayout, ...]
     ring: dict[int, str] = {}
     verify: str = "digest"
+    folder: str = ""
+    phase: Phase = Phase.FULL
+    adapter: AdapterPlan | None = None
 
 
 class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="describe"):
@@ -68,6 +74,7 @@ class Receive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rece
 
     `incarnation` is, per worker, the one the plan was made for; another one is refused before any write.
     `wait_seconds` bounds each wait for the next bucket, `lost_after_seconds` the silence of the sender.
+    `generation` tells the front whether to hold generation back until the sync is published.
     """
 
     lane: str
@@ -77,6 +84,7 @@ class Receive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rece
     incarnation: dict[int, str]
     wait_seconds: float
     lost_after_seconds: float
+    generation: GenerationDuringSync = "held"
 
 
 class BeginInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="begin-inline"):
@@ -87,6 +95,7 @@ class BeginInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     sync: int
     version: int
     incarnation: dict[int, str]
+    generation: GenerationDuringSync = "held"
 
 
 class LoadInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="load-inline"):
@@ -103,6 +112,30 @@ class FinishInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
     lane: str
     sync: int
+
+
+class CheckResidency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check-residency"):
+    """Ask whether the worker still holds the plan and is the planned incarnation, before a sync is made."""
+
+    lane: str
+    plan_digest: str
+    incarnation: dict[int, str]
+
+
+class ReceiveDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="receive-disk"):
+    """Load one whole sync from the folder `folder` below the lane's; answered by a `ReceiveReport`.
+
+    `manifest_digest` is the xxh3 of the manifest that the trainer wrote there last.
+    """
+
+    lane: str
+    plan_digest: str
+    sync: int
+    version: int
+    incarnation: dict[int, str]
+    folder: str
+    manifest_digest: str
+    generation: GenerationDuringSync = "held"
 
 
 class Publish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="publish"):
@@ -135,6 +168,8 @@ AgentRequest: TypeAlias = (
     | BeginInline
     | LoadInline
     | FinishInline
+    | CheckResidency
+    | ReceiveDisk
     | Publish
     | Cancel
     | Detach
@@ -159,7 +194,8 @@ class ReceiveReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     """What one worker received and wrote in one sync.
 
     `tensors` and `nbytes` count what arrived, `loaded` what was handed to the engine's loader, `digest` is
-    over the arrived bytes in plan order ("" at level `counts`), seconds are wall time.
+    over the arrived bytes in plan order ("" at level `counts`), seconds are wall time. `adapter` is where the
+    engine bound what it was given (phase ADAPTER).
     """
 
     worker: int
@@ -171,6 +207,7 @@ class ReceiveReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     digest: str
     wait_seconds: float
     load_seconds: float
+    adapter: AdapterBinding | None = None
 
 
 AgentReply: TypeAlias = Described | WorkerResidency | Done | ReceiveReport | Failure
@@ -199,13 +236,15 @@ class CallEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="c
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="generate"):
     """Greedy (`temperature` 0) or sampled continuation of token-id prompts, with log-probs.
 
-    Each continuation has exactly `max_tokens` tokens: an end-of-text token does not end it.
+    Each continuation has exactly `max_tokens` tokens: an end-of-text token does not end it. `adapter` is the
+    name of a served adapter; "" leaves it to the engine.
     """
 
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: int
     temperature: float = 0.0
     seed: int = 0
+    adapter: str = ""
 
 
 class Shutdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="shutdown"):

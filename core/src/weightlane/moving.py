@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from weightlane.plan import LanePlan
     from weightlane.registry import Registry, Selected
     from weightlane.stream import ExportStream
+    from weightlane.transports.disk import DiskSink
     from weightlane.transports.shm import ShmSink
     from weightlane.transports.sink import Sink, SinkBounds
+
+
+ALL_REPLICAS = -1
+"""In `Mover.replicas`: a sink that feeds every replica of its transport, such as the lane's folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Mover:
     sinks: tuple[Sink, ...]
     rings: tuple[ShmSink, ...]
     channel: ControlChannel
+    folder: DiskSink | None = None
     replicas: tuple[int, ...] = ()
 
     def open_stream(self) -> ExportStream:
@@ -81,6 +87,11 @@ class Mover:
         """
         for sink in self.sinks:
             sink.abort(cause, sync=sync)
+
+    def published(self, sync: int) -> None:
+        """Every replica serves what `sync` moved."""
+        if self.folder is not None:
+            self.folder.published(sync)
 
     def close(self) -> None:
         """Stops beating for the rings, then frees all sinks."""

@@ -1,11 +1,14 @@
-"""Warnings about plugins, each shown once per process."""
+"""Warnings and log records about plugins, each given once per process."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 
+_log = logging.getLogger("weightlane.selection")
 _shown: set[str] = set()
+_logged: set[str] = set()
 # Bounded by what its holders do: to look into a set.
 _lock = threading.Lock()
 
@@ -21,3 +24,12 @@ def warn_once(message: str, *, stacklevel: int = 2) -> None:
             return
         _shown.add(message)
     warnings.warn(message, PluginWarning, stacklevel=stacklevel + 1)
+
+
+def log_once(message: str) -> None:
+    """Logs a decision to `weightlane.selection` at level INFO, unless this process has logged that text."""
+    with _lock:
+        if message in _logged:
+            return
+        _logged.add(message)
+    _log.info("%s", message)

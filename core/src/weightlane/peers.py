@@ -23,13 +23,15 @@ def choose_transport(
     ranks: Sequence[RankManifest],
     *,
     wanted: TransportName | None,
+    folder: str = "",
 ) -> TransportName | Problem:
     """The transport for one replica: the user's choice if it can work, else the first that can.
 
-    Order: by reference in one process, a shared-memory ring on one host, by value over any distance. Runs on
-    the controller, in whose process an engine handle lives.
+    Order: by reference in one process, a shared-memory ring on one host, by value over any distance. `disk`
+    is taken only when asked for. Runs on the controller, in whose process an engine handle lives. `folder` is
+    the one that the user named for `disk`, if any.
     """
-    reasons = {name: _hindrance(name, descriptor, workers, ranks) for name in TransportName}
+    reasons = {name: _hindrance(name, descriptor, workers, ranks, folder) for name in TransportName}
     if wanted is not None:
         hindrance = reasons[wanted]
         if hindrance:
@@ -40,8 +42,12 @@ def choose_transport(
     for name in (TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE):
         if not reasons[name]:
             return name
-    every = "; ".join(f"{name.value}: {reason}" for name, reason in reasons.items())
-    return Problem("transport", descriptor.name, f"no transport reaches this engine ({every})")
+    by_disk = reasons[TransportName.DISK] or "it could, and is taken only when asked for"
+    every = "; ".join(
+        f"{name.value}: {reason}" for name, reason in {**reasons, TransportName.DISK: by_disk}.items()
+    )
+    fix = "" if reasons[TransportName.DISK] else "Pass transport='disk', with a folder= that both sides see."
+    return Problem("transport", descriptor.name, f"no transport reaches this engine ({every})", fix)
 
 
 def _hindrance(
@@ -49,6 +55,7 @@ def _hindrance(
     descriptor: BackendDescriptor,
     workers: Sequence[WorkerDescription],
     ranks: Sequence[RankManifest],
+    folder: str,
 ) -> str:
     if name not in descriptor.transports:
         return f"backend {descriptor.name} does not declare it"
@@ -69,6 +76,23 @@ def _hindrance(
                 "are not all on one host"
             )
         return ""
+    if name is TransportName.DISK:
+        return _disk_hindrance(descriptor, workers, ranks, folder)
+    return ""
+
+
+def _disk_hindrance(
+    descriptor: BackendDescriptor,
+    workers: Sequence[WorkerDescription],
+    ranks: Sequence[RankManifest],
+    folder: str,
+) -> str:
+    if Capability.WORKER_AGENT not in descriptor.capabilities:
+        return "no agent runs in the engine's worker, which could read the folder"
+    writer = next((rank.host for rank in ranks if rank.rank == 0), "")
+    far = sorted({worker.host for worker in workers} - {writer})
+    if far and not folder:
+        return f"workers on {', '.join(far)} do not see a temporary folder of {writer}; name one with folder="
     return ""
 
 
@@ -77,7 +101,7 @@ def form_peers(
 ) -> tuple[int, ...]:
     """The rank that feeds each worker.
 
-    By value or by reference everything goes through the controller, which holds the endpoint. Over a ring,
+    By value, by reference or through a folder everything goes through the controller. Over a ring,
     worker i has rank (`first` + i) mod ranks; ranks left over only drain. `first` counts the workers of
     replicas before this one, so that several replicas share the ranks evenly.
     """

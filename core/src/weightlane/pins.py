@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weightlane.discovery import normalized
-from weightlane.errors import PinError
+from weightlane.declared import normalized
+from weightlane.errors import PinError, SelectionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +40,17 @@ class Pin:
     def names(self, distribution: str, entry: str) -> bool:
         """Whether the pin is about this entry point of this distribution, whatever its version."""
         return self.distribution == normalized(distribution) and self.entry in {"", entry}
+
+    def allows(self, version: str) -> bool:
+        """Whether the pinned range holds this version of the distribution, pre-releases included."""
+        if not len(self.versions):
+            return True
+        from packaging.version import InvalidVersion
+
+        try:
+            return bool(version) and self.versions.contains(version, prereleases=True)
+        except InvalidVersion:  # older packaging raises where newer says no
+            return False
 
 
 def engine_key(engine: str) -> str:
@@ -78,10 +89,12 @@ def find_pins(environ: Mapping[str, str], project: Path) -> dict[str, Pin]:
     Raises:
         PinError: a pin is malformed, or the file that holds pins cannot be read.
     """
-    pins = {
-        engine_key(engine): parse_pin(text, f"[tool.weightlane.pins] of {project / 'pyproject.toml'}")
-        for engine, text in _project_pins(project / "pyproject.toml").items()
-    }
+    path = project / "pyproject.toml"
+    pins: dict[str, Pin] = {}
+    for engine, text in _project_pins(path).items():
+        if engine_key(engine) in pins:
+            raise _unreadable(path, f"{engine} is pinned twice: names that differ in signs or case are one")
+        pins[engine_key(engine)] = parse_pin(text, f"[tool.weightlane.pins] of {path}")
     for variable, text in sorted(environ.items()):
         if variable.startswith(PIN_PREFIX) and text.strip():
             pins[variable[len(PIN_PREFIX) :]] = parse_pin(text, f"environment variable {variable}")
@@ -93,9 +106,32 @@ def assume_variable(engine: str) -> str:
     return f"WEIGHTLANE_ASSUME_{engine_key(engine)}_VERSION"
 
 
+def assumed_version(engine: str, environ: Mapping[str, str]) -> str:
+    """The version that the user states for this engine, or "".
+
+    Raises:
+        SelectionError: what is stated is no version, so that no range could ever be compared with it.
+    """
+    variable = assume_variable(engine)
+    text = environ.get(variable, "").strip()
+    if not text:
+        return ""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        Version(text)
+    except InvalidVersion as exc:
+        raise SelectionError(
+            f"{variable}={text} states no version.",
+            "It stands in for that of the engine and is compared with the ranges of backends.",
+            f"Write one such as {variable}=0.32.0, or unset it.",
+        ) from exc
+    return text
+
+
 def with_assumed_version(facts: EngineFacts, environ: Mapping[str, str]) -> EngineFacts:
     """The facts with the version that the user assumes for this engine, or as they were."""
-    version = environ.get(assume_variable(facts.engine), "").strip()
+    version = assumed_version(facts.engine, environ)
     return msgspec.structs.replace(facts, version=version) if version else facts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
+from weightlane.adapters import AdapterExpression, AdapterPlan, GenerationDuringSync
 from weightlane.buckets import BucketLayout
 from weightlane.manifest import Manifest
 from weightlane.messages import ReceivePlan, WireTensor
@@ -18,6 +19,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One replica: which backend serves it, why, and who feeds its workers.
 
     `peers[i]` is the trainer rank that feeds worker i. `evidence` and `notes` are what selection saw.
+    `adapter` is how this engine takes the manifest's adapter, in phase ADAPTER.
     `stamps_version`: the engine marks what it generates with the version that made it.
     """
 
@@ -35,7 +37,13 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incarnations: dict[int, str]
     peers: tuple[int, ...]
     program: Program
+    adapter: AdapterExpression | None = None
     stamps_version: bool = False
+
+    @property
+    def generation(self) -> GenerationDuringSync:
+        """What a front does with generation during a sync."""
+        return self.adapter.generation if self.adapter else "held"
 
     @property
     def has_agent(self) -> bool:
@@ -44,7 +52,10 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole plan, equal on every rank."""
+    """The whole plan, equal on every rank.
+
+    `folder` is where transport `disk` writes, as the user named it ("": a private temporary folder).
+    """
 
     lane: str
     mode: Mode
@@ -57,6 +68,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[WireTensor, ...]
     buckets: tuple[BucketLayout, ...]
     replicas: tuple[ReplicaPlan, ...]
+    folder: str = ""
     missing_replicas: MissingPolicy = "fail"
     release: tuple[MemoryTag, ...] = ()
     trainer_lifecycle: TrainerLifecycle = TrainerLifecycle()
@@ -83,6 +95,21 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(entry for entry in self.entries if entry.dropped)
 
     @property
+    def sent_names(self) -> tuple[str, ...]:
+        """Canonical names of the tensors that travel, in the order of `tensors`."""
+        return tuple(entry.canonical for entry in self.entries if not entry.dropped)
+
+    @property
+    def over_disk(self) -> bool:
+        """Whether a replica is fed through a folder."""
+        return any(replica.transport is TransportName.DISK for replica in self.replicas)
+
+    @property
+    def bucket_waits(self) -> int:
+        """How many buckets one sync waits for; over disk each is written, then read."""
+        return len(self.buckets) * (2 if self.over_disk else 1)
+
+    @property
     def serving_ranks(self) -> tuple[int, ...]:
         """Ranks that send; all others only drain."""
         return tuple(sorted({peer for replica in self.replicas for peer in replica.peers}))
@@ -92,10 +119,21 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Every step of one sync, of both sides, in the order in which the lane takes them."""
         return make_schedule([replica.program for replica in self.replicas], self.trainer_lifecycle)
 
-    def receive_plan(self, replica: int, ring: dict[int, str]) -> ReceivePlan:
-        """What the workers of one replica need; `ring` maps worker to ring path (transport `shm`)."""
+    @property
+    def receivers_in_failure(self) -> str:
+        """What becomes of receivers when a sync fails, as a predicate for messages."""
+        if self.replicas and all(replica.generation == "goes-on" for replica in self.replicas):
+            return "serve the adapter that they served before"
+        return "are fenced until a sync succeeds"
+
+    def receive_plan(self, replica: int, ring: dict[int, str], folder: str = "") -> ReceivePlan:
+        """What the workers of one replica need.
+
+        `ring` maps worker to ring path (transport `shm`), `folder` is the lane's (transport `disk`).
+        """
         chosen = self.replicas[replica]
         by_reference = chosen.transport is TransportName.INPROCESS
+        config, expression = self.manifest.adapter, chosen.adapter
         return ReceivePlan(
             lane=self.lane,
             plan_digest=self.digest(),
@@ -105,6 +143,9 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             buckets=self.buckets,
             ring=ring,
             verify="counts" if by_reference else self.verify,
+            folder=folder if chosen.transport is TransportName.DISK else "",
+            phase=self.phase,
+            adapter=AdapterPlan(config, expression, self.manifest.base) if config and expression else None,
         )
 
     def __str__(self) -> str:
@@ -116,6 +157,12 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"memory released: {', '.join(self.release) or 'none'}"
         )
         lines = [head]
+        if self.manifest.adapter:
+            config = self.manifest.adapter
+            lines.append(
+                f"  adapter {config.name}: rank {config.rank}, scale {config.scaling:g}, "
+                f"{len(config.target_modules)} modules"
+            )
         for replica in self.replicas:
             feeds = ", ".join(f"rank {peer} -> worker {worker}" for worker, peer in enumerate(replica.peers))
             lines.append(
@@ -124,9 +171,15 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             lines.append(f"    backend {replica.backend} ({replica.distribution}), era {replica.era}")
             lines.extend(f"    evidence: {line}" for line in replica.evidence)
             lines.append(f"    transport {replica.transport.value}: {feeds}; coverage {replica.coverage}")
+            if replica.transport is TransportName.DISK:
+                folder = self.folder or "a new private temporary folder of rank 0, removed at close"
+                lines.append(f"    folder: {folder}")
+            if replica.adapter:
+                lines.append(f"    adapter swap {replica.adapter.swap}")
             if not replica.stamps_version:
                 lines.append("    note: samples carry no weight version: nobody can tell how old one is")
-            lines.extend(f"    note: {line}" for line in replica.notes + replica.program.notes)
+            notes = replica.notes + replica.program.notes + (replica.adapter.notes if replica.adapter else ())
+            lines.extend(f"    note: {line}" for line in notes)
         lines.append("  schedule of a sync:")
         lines.extend(f"    {line}" for line in str(self.schedule).splitlines())
         lines.extend(f"  trainer note: {line}" for line in self.trainer_lifecycle.notes)

@@ -8,6 +8,8 @@ from weightlane.errors import Problem
 from weightlane.front.frames import MAX_FRAME_BYTES
 from weightlane.manifest import DTYPE_BYTES, FLOATING
 from weightlane.program import AgentMove
+from weightlane.transports.disk_layout import stored_problems
+from weightlane.types import Phase, TransportName
 
 _FRAME_OVERHEAD = 4096
 
@@ -99,6 +101,18 @@ def disagreements(mapped: Sequence[tuple[NameEntry, ...]], replicas: Sequence[Op
     ]
 
 
+def folder_problems(
+    transport: TransportName | None, folder: str, entries: Sequence[NameEntry], tensors: Sequence[WireTensor]
+) -> list[Problem]:
+    """A folder that nothing would write to, and tensors that a safetensors file cannot hold."""
+    if transport is TransportName.DISK:
+        return stored_problems(tensors, [entry.canonical for entry in entries if not entry.dropped])
+    if folder:
+        what = f"{folder} was named, but transport {transport.value if transport else 'None'} was asked for"
+        return [Problem("transport", "folder", what, "Pass transport='disk' too, or leave folder out.")]
+    return []
+
+
 def frame_problems(
     program: Program, buckets: Sequence[BucketLayout], tensors: Sequence[WireTensor]
 ) -> list[Problem]:
@@ -117,8 +131,13 @@ def frame_problems(
     ]
 
 
-def memory_problems(program: Program, release: Sequence[MemoryTag], replica: OpenReplica) -> list[Problem]:
-    """Memory that the lane is to let go and that this backend plans no calls for, or plans twice."""
+def memory_problems(
+    program: Program, release: Sequence[MemoryTag], phase: Phase, replica: OpenReplica
+) -> list[Problem]:
+    """Memory that the lane is to let go and this backend plans no calls for, or that no sync restores."""
+    if phase is Phase.ADAPTER and "weights" in release:
+        what = "an adapter's sync does not bring back the base, which would be lost"
+        return [Problem("release", "weights", what, 'Release "kv_cache" alone in this mode.')]
     planned = [item.tag for item in program.memory]
     return [
         Problem(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from weightlane.adapter_check import check_adapter_tensors
+from weightlane.adapter_planning import express_adapter, naming_problems
 from weightlane.buckets import lay_out_buckets
 from weightlane.contexts import (
     BuildRequestsContext,
@@ -21,6 +23,7 @@ from weightlane.plan_problems import (
     disagreements,
     dtype_problems,
     duplicate_names,
+    folder_problems,
     frame_problems,
     memory_problems,
     tie_problems,
@@ -32,6 +35,7 @@ from weightlane.types import Capability, Mode, Phase
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from weightlane.adapters import AdapterExpression
     from weightlane.contexts import RolloutTarget
     from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
@@ -70,6 +74,7 @@ class PlanRequest:
     targets: tuple[RolloutTarget, ...]
     pins: tuple[str | None, ...]
     open_seconds: float
+    folder: str = ""
     missing_replicas: MissingPolicy = "fail"
     release: tuple[MemoryTag, ...] = ()
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
@@ -140,14 +145,21 @@ def make_plan(
     shapes = {spec.name: spec.shape for spec in manifest.tensors}
     tensors = wire_tensors(entries, shapes)
     buckets = lay_out_buckets(tensors, bucket_bytes=request.bucket_bytes)
+    problems.extend(folder_problems(request.transport, request.folder, entries, tensors))
     plans: list[ReplicaPlan] = []
     for replica in replicas:
         transport = choose_transport(
-            replica.selected.descriptor, replica.workers, parts, wanted=request.transport
+            replica.selected.descriptor,
+            replica.workers,
+            parts,
+            wanted=request.transport,
+            folder=request.folder,
         )
         if isinstance(transport, Problem):
             problems.append(transport)
             continue
+        expression, refusals = express_adapter(registry, manifest, replica)
+        problems += refusals
         context = BuildRequestsContext(
             descriptor=replica.selected.descriptor,
             facts=replica.facts,
@@ -164,9 +176,10 @@ def make_plan(
             registry.call_plan_lifecycle(replica.selected, context),
         )
         problems += frame_problems(program, buckets, tensors)
-        problems += memory_problems(program, request.release, replica)
+        problems += memory_problems(program, request.release, manifest.phase, replica)
         first = sum(len(plan.peers) for plan in plans)
-        plans.append(_replica_plan(replica, transport, program, len(parts), first))
+        plans.append(_replica_plan(replica, transport, program, expression, len(parts), first))
+    problems += naming_problems(plans)
     if problems:
         raise PlanError(_once(problems), lane=request.lane)
     return LanePlan(
@@ -181,6 +194,7 @@ def make_plan(
         tensors=tensors,
         buckets=buckets,
         replicas=tuple(plans),
+        folder=request.folder,
         missing_replicas=request.missing_replicas,
         release=request.release,
         trainer_lifecycle=_trainer_lifecycle(registry, request, manifest),
@@ -243,7 +257,11 @@ def _map_replica(
                 )
     sent = wire_tensors(entries, {spec.name: spec.shape for spec in manifest.tensors})
     problems += duplicate_names(sent)
-    problems += check_against_expected(sent, replica.workers[0].expected, receiver=where)
+    expected_tensors = replica.workers[0].expected
+    if manifest.adapter is None:
+        problems += check_against_expected(sent, expected_tensors, receiver=where)
+    else:
+        problems += check_adapter_tensors(sent, manifest.adapter, expected_tensors, receiver=where)
     problems += dtype_problems(manifest, entries)
     problems += tie_problems(manifest, entries, replica.workers[0].expected, where)
     expected = {item.name for item in replica.workers[0].expected}
@@ -262,7 +280,12 @@ def _map_replica(
 
 
 def _replica_plan(
-    replica: OpenReplica, transport: TransportName, program: Program, world_size: int, first: int
+    replica: OpenReplica,
+    transport: TransportName,
+    program: Program,
+    expression: AdapterExpression | None,
+    world_size: int,
+    first: int,
 ) -> ReplicaPlan:
     selected = replica.selected
     return ReplicaPlan(
@@ -280,6 +303,7 @@ def _replica_plan(
         incarnations={worker.worker: worker.incarnation for worker in replica.workers},
         peers=form_peers(transport, replica.workers, world_size, first=first),
         program=program,
+        adapter=expression,
         stamps_version=Capability.WEIGHT_VERSION in selected.descriptor.capabilities,
     )
 

@@ -37,9 +37,9 @@ class MemoryCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="agent"):
-    """Our agent receives: by ring (`shm`), by value in agent messages (`inline`) or by reference."""
+    """Our agent receives: by ring (`shm`), by value in messages (`inline`), by reference or from a folder."""
 
-    transport: Literal["shm", "inline", "inprocess"]
+    transport: Literal["shm", "inline", "inprocess", "disk"]
 
 
 class RequestMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="request"):

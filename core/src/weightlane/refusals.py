@@ -28,10 +28,20 @@ def claimants(registry: Registry, engine: str) -> tuple[PluginStatus, ...]:
     )
 
 
-def raise_unmet_pin(pin: Pin, role: Role, engine: str, verdicts: Sequence[Verdict]) -> NoReturn:
+def raise_unmet_pin(
+    registry: Registry, pin: Pin, role: Role, engine: str, verdicts: Sequence[Verdict]
+) -> NoReturn:
     """Raises the `PinError` of a pinned plugin none of whose backends fits."""
     why = _lines(verdicts) or f"{pin.distribution} registers no {role} backend for {engine}."
-    cause = next((item.cause for item in verdicts if item.cause), None)
+    unusable = [
+        item
+        for item in registry.statuses()
+        if pin.names(item.distribution, item.name) and item.state != "active"
+    ]
+    if unusable and not verdicts:  # one of its other plugins may be the one that was meant
+        why = f"{why} {' '.join(f'{item.sentence}.' for item in unusable)}"
+    causes = [item.cause for item in verdicts] + [registry.cause_of(item) for item in unusable]
+    cause = next((item for item in causes if item), None)
     raise PinError(
         f"The pin {pin.text} for {engine} ({pin.origin}) cannot be met.",
         why,
@@ -57,7 +67,7 @@ def raise_no_candidate(registry: Registry, role: Role, engine: str, verdicts: Se
         lines.append(f"Near: {', '.join(near)}.")
     causes = [item.cause for item in verdicts] + [registry.cause_of(item) for item in unusable]
     raise SelectionError(
-        f"No {role} backend fits {engine}.", " ".join(lines), _advice(engine, near, verdicts)
+        f"No {role} backend fits {engine}.", " ".join(lines), _advice(registry, engine, near, verdicts)
     ) from next((cause for cause in causes if cause), None)
 
 
@@ -73,7 +83,7 @@ def _near(registry: Registry, engine: str) -> tuple[str, ...]:
     return near_names(engine, {*registry.engines(), *PUBLISHED})
 
 
-def _advice(engine: str, near: Sequence[str], verdicts: Sequence[Verdict]) -> str:
+def _advice(registry: Registry, engine: str, near: Sequence[str], verdicts: Sequence[Verdict]) -> str:
     hints = [
         item.backend.descriptor.install_hint for item in verdicts if item.backend.descriptor.install_hint
     ]
@@ -81,6 +91,8 @@ def _advice(engine: str, near: Sequence[str], verdicts: Sequence[Verdict]) -> st
         return f"Run {hints[0]}, or state the version of an odd build with {assume_variable(engine)}."
     if verdicts:
         return f"Install a version that fits, or state that of an odd build with {assume_variable(engine)}."
+    if near and near[0] in registry.engines():
+        return f"Write {near[0]}."
     command = install_command(engine) or (install_command(near[0]) if near else "")
     return f"Run {command}." if command else "Install a distribution that registers a backend for it."
 

@@ -6,14 +6,15 @@ borders, plugin objects do not.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weightlane.declared import normalized
 from weightlane.discovery import (
     DISABLE_VARIABLE,
-    STRICT_VARIABLE,
     Entry,
     PluginState,
     PluginStatus,
@@ -21,12 +22,14 @@ from weightlane.discovery import (
     deny_list,
     find_entries,
     is_strict,
-    normalized,
     not_usable,
 )
 from weightlane.errors import PluginError, SelectionError, near_names
 from weightlane.hook_calls import HookCalls, Selected
+from weightlane.load_report import require_usable, warn_of_stray_pins, warn_of_unusable
 from weightlane.loading import Loaded, load_entry, new_manager, register_plugin
+from weightlane.lock_check import require_origin
+from weightlane.lock_keeper import LockKeeper
 from weightlane.notices import PluginWarning, warn_once
 from weightlane.pins import Pin, engine_key, find_pins
 
@@ -43,8 +46,9 @@ class Registry(HookCalls):
     """Plugins, their states and their hooks.
 
     `Registry().load()` finds installed plugins; tests start from an empty one and `register`. Of the
-    environment it reads `WEIGHTLANE_DISABLE_PLUGINS`, `WEIGHTLANE_STRICT_PLUGINS`, `WEIGHTLANE_PIN_<ENGINE>`
-    and `WEIGHTLANE_ASSUME_<ENGINE>_VERSION`; of the folder `project`, pins in its pyproject.toml.
+    environment it reads `WEIGHTLANE_DISABLE_PLUGINS`, `WEIGHTLANE_STRICT_PLUGINS`, `WEIGHTLANE_LOCKED`,
+    `WEIGHTLANE_PIN_<ENGINE>` and `WEIGHTLANE_ASSUME_<ENGINE>_VERSION`; of the folder `project`, pins in its
+    pyproject.toml.
 
     Args:
         manager: holds the plugins; a fresh one when None.
@@ -67,6 +71,7 @@ class Registry(HookCalls):
         self._is_loaded = False
         # Bounded by the imports of plugins, which alone run under it.
         self._lock = threading.RLock()
+        self.locks = LockKeeper(self.environ)
 
     # -- loading ------------------------------------------------------------------------------------------
 
@@ -80,7 +85,11 @@ class Registry(HookCalls):
             if not self._is_loaded:
                 self._is_loaded = True
                 self._load_entries(find_entries())
-                self._report()
+                if not is_strict(self.environ):  # where they are an error instead
+                    warn_of_unusable(self._loaded.values())
+                warn_of_stray_pins(self.pins, self.engines())
+            if is_strict(self.environ):
+                require_usable(self._loaded.values())
         return self
 
     def register(
@@ -151,24 +160,23 @@ class Registry(HookCalls):
         status = PluginStatus(entry.name, entry.distribution, entry.version, state, error)
         self._loaded[entry.key] = Loaded(entry.key, status)
 
-    def _report(self) -> None:
-        bad = [item for item in self._loaded.values() if item.status.state not in {"active", "disabled"}]
-        if bad and is_strict(self.environ):
-            lines = "; ".join(item.status.sentence for item in bad)
-            raise PluginError(
-                f"{len(bad)} plugin{'' if len(bad) == 1 else 's'} cannot be used: {lines}.",
-                f"{STRICT_VARIABLE} asks for every installed plugin to work.",
-                f"Mend or uninstall it, name it in {DISABLE_VARIABLE}, or unset {STRICT_VARIABLE}.",
-            ) from bad[0].cause
-        for item in bad:
-            warn_once(f"Plugin {item.status.sentence}.", stacklevel=4)
-        engines = self.engines()
-        for key, pin in self.pins.items():
-            near = near_names(key, [engine_key(engine) for engine in engines])
-            if key not in {engine_key(engine) for engine in engines} and near:
-                warn_once(
-                    f"{pin.origin} pins engine {key}, which no plugin registers; near: {', '.join(near)}."
-                )
+    def under_lock(self, path: Path) -> Registry:
+        """This registry, plugins and all, refusing whatever the lock at `path` does not name.
+
+        Raises:
+            LockError: the lock cannot be used.
+        """
+        held = copy.copy(self)
+        held.locks = LockKeeper(self.environ, path)
+        if held.locks.held is None:
+            raise AssertionError("a lock that was read is held")
+        return held
+
+    def without_lock(self) -> Registry:
+        """This registry, plugins and all, under no lock, not even the environment's."""
+        free = copy.copy(self)
+        free.locks = LockKeeper({})
+        return free
 
     # -- what is there ------------------------------------------------------------------------------------
 
@@ -211,12 +219,20 @@ class Registry(HookCalls):
         """The status of the plugin behind a backend."""
         return self._loaded[backend.plugin_name].status
 
+    def owner_of(self, plugin_name: str) -> tuple[str, str]:
+        """Distribution and version of the plugin registered under this name."""
+        known = self._loaded.get(plugin_name)
+        if known is None:  # of a manager that was handed in
+            return super().owner_of(plugin_name)
+        return known.status.distribution, known.status.version
+
     def backend_named(self, name: str) -> Selected | None:
         """The backend that another process selected, by backend name or by `Selected.reference`.
 
         Raises:
             PluginError: the plugin of that name is here and cannot be used.
             SelectionError: several backends have that name; a reference is needed.
+            LockError: a lock is in force, and it names this backend in another version or not at all.
         """
         found = [item for item in self.backends() if name in {item.descriptor.name, item.reference}]
         if len(found) > 1:
@@ -226,6 +242,9 @@ class Registry(HookCalls):
                 f"Name one by its reference, such as {found[0].reference}.",
             )
         if found:
+            held = self.locks.held
+            if held is not None:
+                require_origin(held, self, found[0])
             return found[0]
         for item in self._loaded.values():
             distribution = item.status.distribution
@@ -235,19 +254,26 @@ class Registry(HookCalls):
                 raise not_usable(item.status) from item.cause
         return None
 
-    def collect_facts(self, engine: str, target: RolloutTarget | None = None) -> EngineFacts:
+    def collect_facts(
+        self, engine: str, target: RolloutTarget | None = None, *, search_path: Sequence[str] = ()
+    ) -> EngineFacts:
         """Facts of one engine, from the best source that any plugin registering it reaches.
 
         Without a target, an engine that no plugin describes is looked up by its distributions' metadata. With
         one, what is installed here says nothing of it, so facts without a version come back. A version that
         the user assumes (`WEIGHTLANE_ASSUME_<ENGINE>_VERSION`) replaces the one found.
 
+        Args:
+            engine: the engine's name.
+            target: a live engine to ask; None looks at what is installed.
+            search_path: folders of another environment of this machine, in which to look instead.
+
         Raises:
             WeightlaneError: no plugin gave facts, and one failed; the first failure.
         """
         from weightlane.fact_sources import collect_facts
 
-        return collect_facts(self, engine, target)
+        return collect_facts(self, engine, target, tuple(search_path))
 
 
 _process_registry: Registry | None = None

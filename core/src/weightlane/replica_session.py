@@ -13,11 +13,13 @@ from weightlane.messages import (
     AgentRequest,
     Attach,
     Cancel,
+    CheckResidency,
     Detach,
     Done,
     FinishInline,
     Publish,
     Receive,
+    ReceiveDisk,
     ReceiveReport,
 )
 from weightlane.receive_call import ReceiveCall
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from weightlane.plan import LanePlan
     from weightlane.program import EngineCall, MemoryCalls
     from weightlane.schedule import StepKind
+    from weightlane.transports.disk import WrittenVersion
     from weightlane.types import MemoryTag
 
 _CLEANUP_SECONDS = 5.0
@@ -57,6 +60,8 @@ class ReplicaSession:
         self.endpoint = endpoint
         self._bounds = bounds
         self._receiving: ReceiveCall | None = None
+        self._on_failure: Callable[[BaseException], None] = _ignore
+        self._reports_within = bounds.finish
         self._paused = False
         self._dirty = False
         self._released: set[MemoryTag] = set()
@@ -141,15 +146,16 @@ class ReplicaSession:
         else:
             self._run(calls_of(self._replica.program, kind), version)
 
-    def attach(self, ring: dict[int, str]) -> None:
+    def attach(self, ring: dict[int, str], folder: str = "") -> None:
         """Gives every worker the plan; each checks it against what it holds and refuses before any write."""
         if self.has_agent:
-            request = Attach(self._plan.receive_plan(self._replica.replica, ring))
+            request = Attach(self._plan.receive_plan(self._replica.replica, ring, folder))
             self._call(request, Done, self._bounds.connect)
 
     def begin(self, sync: int, version: int, on_failure: Callable[[BaseException], None]) -> None:
         """Over a ring, starts the long receive call in a thread; the steps before the move are taken."""
         self._receiving = None
+        self._on_failure = on_failure
         if self._replica.transport is TransportName.SHM:
             request = Receive(
                 lane=self._plan.lane,
@@ -159,10 +165,31 @@ class ReplicaSession:
                 incarnation=self._replica.incarnations,
                 wait_seconds=self._bounds.bucket,
                 lost_after_seconds=self._bounds.lost_after,
+                generation=self._replica.generation,
             )
             # The call lasts a whole sync; liveness of both sides ends it long before this bound does.
             seconds = self._bounds.whole_sync(len(self._plan.buckets), 1)
             self._receiving = ReceiveCall(lambda: self._call(request, ReceiveReport, seconds), on_failure)
+        if self._replica.transport is TransportName.DISK:
+            # Else a worker made anew would be found out only after the whole version was written.
+            residency = CheckResidency(self._plan.lane, self._plan.digest(), self._replica.incarnations)
+            self._call(residency, Done, self._bounds.bucket)
+
+    def load_from_disk(self, written: WrittenVersion) -> None:
+        """Over a folder: starts every worker's loading of it, in a thread."""
+        request = ReceiveDisk(
+            lane=self._plan.lane,
+            plan_digest=self._plan.digest(),
+            sync=written.sync,
+            version=written.version,
+            incarnation=self._replica.incarnations,
+            folder=written.folder,
+            manifest_digest=written.manifest_digest,
+            generation=self._replica.generation,
+        )
+        seconds = self._bounds.bucket * len(self._plan.buckets) + self._bounds.finish
+        self._reports_within = seconds
+        self._receiving = ReceiveCall(lambda: self._call(request, ReceiveReport, seconds), self._on_failure)
 
     def reports(self, sync: int, check: Callable[[], None]) -> list[ReceiveReport]:
         """Every worker's report; empty where no agent runs."""
@@ -170,7 +197,7 @@ class ReplicaSession:
             return []
         if self._receiving is None:
             return self._call(FinishInline(self._plan.lane, sync), ReceiveReport, self._bounds.finish)
-        return self._receiving.result(self._bounds.finish, check, self.address)
+        return self._receiving.result(self._reports_within, check, self.address)
 
     def publish(self, sync: int, version: int) -> None:
         """Makes the version the one that is served."""
@@ -260,6 +287,10 @@ def take_steps(kinds: Sequence[StepKind], sessions: Sequence[ReplicaSession], ve
     for kind in kinds:
         for session in sessions:
             session.take_step(kind, version)
+
+
+def _ignore(error: BaseException) -> None:
+    """Before the first sync nobody waits for a failure."""
 
 
 def cancel_all(

@@ -11,11 +11,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from weightlane.candidates import Verdict, judge, newest_bound, oldest_bound
-from weightlane.discovery import normalized, not_usable
-from weightlane.errors import PinError, near_names
+from weightlane.declared import normalized
+from weightlane.discovery import not_usable
+from weightlane.errors import PinError, PluginError, SelectionError, near_names
 from weightlane.hook_calls import Selected
-from weightlane.notices import warn_once
-from weightlane.pins import Pin, assume_variable, engine_key, parse_pin, with_assumed_version
+from weightlane.lock_check import differences_here, locked_backend, refuse, require_locked
+from weightlane.notices import log_once, warn_once
+from weightlane.pins import (
+    Pin,
+    assume_variable,
+    assumed_version,
+    engine_key,
+    parse_pin,
+    with_assumed_version,
+)
 from weightlane.refusals import claimants, raise_no_candidate, raise_tie, raise_unmet_pin
 
 if TYPE_CHECKING:
@@ -50,9 +59,11 @@ def select(
 
     Returns:
         The backend with its evidence, and notes on whatever a user should know about the choice. Running
-        an engine newer than every range is warned of, too.
+        an engine newer than every range is warned of, too. The decision on every candidate is logged to
+        `weightlane.selection`, once per process, and remembered by the registry for `write_lock`.
 
     Raises:
+        LockError: the registry holds a lock, and what would be chosen is not what it names.
         SelectionError: no backend fits, or several do equally well; every candidate is listed.
         PinError: the pin cannot be met.
         PluginError: the plugin that was asked for is broken; its own error is the cause.
@@ -60,14 +71,33 @@ def select(
     choice = choose(registry, role, engine, facts, pin=pin)
     if choice.winner.position == "above":
         warn_once(f"{choice.selected.origin}: {choice.winner.notes[0]}.")
+    facts = with_assumed_version(facts, registry.environ)
+    log_once(_decision(role, engine, facts, choice))
+    registry.locks.remember(locked_backend(registry, choice.selected, facts))
     return choice.selected
 
 
 def choose(
     registry: Registry, role: Role, engine: str, facts: EngineFacts, *, pin: str | None = None
 ) -> Choice:
-    """Like `select`, without its warning and with every verdict: for listings and explanations."""
+    """Like `select`, without its warning and its log record, and with every verdict: for listings."""
+    held = registry.locks.held
     facts = with_assumed_version(facts, registry.environ)
+    try:
+        choice = _choose(registry, role, engine, facts, pin)
+    except (SelectionError, PluginError) as exc:
+        rows = held.rows(role, engine) if held else ()
+        differences = [item for row in rows for item in differences_here(registry, row)] if held else []
+        if held and differences:
+            refuse(held, registry, differences, cause=exc)
+        raise
+    if held is None:
+        return choice
+    notes = require_locked(held, registry, locked_backend(registry, choice.selected, facts))
+    return replace(choice, selected=replace(choice.selected, notes=(*choice.selected.notes, *notes)))
+
+
+def _choose(registry: Registry, role: Role, engine: str, facts: EngineFacts, pin: str | None) -> Choice:
     wanted = parse_pin(pin, f"argument plugin={pin!r}") if pin else registry.pins.get(engine_key(engine))
     if wanted is not None:
         require_pinned_plugin(registry, wanted, engine)
@@ -79,7 +109,7 @@ def choose(
     viable = [item for item in verdicts if item.viable]
     if not viable:
         if wanted is not None:
-            raise_unmet_pin(wanted, role, engine, verdicts)
+            raise_unmet_pin(registry, wanted, role, engine, verdicts)
         raise_no_candidate(registry, role, engine, verdicts)
     winner = _best(engine, viable)
     return Choice(_selected(registry, winner, engine, facts, wanted), winner, verdicts)
@@ -87,11 +117,27 @@ def choose(
 
 def judge_all(registry: Registry, role: Role, engine: str, facts: EngineFacts) -> tuple[Verdict, ...]:
     """A verdict on every backend of this engine and role, those of refused plugins included."""
+    stated_by = assume_variable(engine) if assumed_version(engine, registry.environ) else ""
     return tuple(
-        judge(item, facts)
+        judge(item, facts, stated_by=stated_by)
         for item in (*registry.backends(), *registry.refused_backends())
         if (item.descriptor.engine, item.descriptor.role) == (engine, role)
     )
+
+
+def _decision(role: Role, engine: str, facts: EngineFacts, choice: Choice) -> str:
+    """What was decided on every candidate and why, in one line of a log."""
+    chosen = choice.selected
+    found = f"{engine} {facts.version}".rstrip()
+    words = [f"{role} {found} (facts from {facts.source}): chosen {chosen.origin}, since"]
+    words.append("; ".join(chosen.evidence) or "nothing speaks against it")
+    words += [f"| note: {note}" for note in chosen.notes]
+    words += [
+        f"| not chosen {item.backend.origin}: {item.reason or 'another goes before it'}"
+        for item in choice.verdicts
+        if item is not choice.winner
+    ]
+    return " ".join(words)
 
 
 def _rank(verdict: Verdict) -> tuple[bool, int]:
@@ -140,9 +186,8 @@ def _selected(
     registry: Registry, winner: Verdict, engine: str, facts: EngineFacts, pin: Pin | None
 ) -> Selected:
     notes = list(winner.notes)
-    variable = assume_variable(engine)
-    if registry.environ.get(variable, "").strip():
-        notes.append(f"version {facts.version} of {engine} is assumed, as {variable} says")
+    if assumed_version(engine, registry.environ):
+        notes.append(f"version {facts.version} of {engine} is assumed, as {assume_variable(engine)} says")
     notes += [
         f"another plugin for {engine} cannot be used: {status.sentence}"
         for status in claimants(registry, engine)
@@ -175,7 +220,7 @@ def require_pinned_plugin(registry: Registry, pin: Pin, engine: str) -> None:
             f"Run pip install '{pin.distribution}{pin.versions}', or change the pin.",
         )
     version = named[0].version
-    if len(pin.versions) and not (version and pin.versions.contains(version, prereleases=True)):
+    if not pin.allows(version):
         raise PinError(
             f"The pin {pin.text} for {engine} ({pin.origin}) cannot be met.",
             f"{pin.distribution} {version or 'of unknown version'} is installed.",

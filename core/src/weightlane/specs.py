@@ -55,6 +55,7 @@ def trainer(
     *,
     model: Any,
     placement: Literal["replicated", "partitioned"] = "replicated",
+    adapter: str | None = None,
     plugin: str | None = None,
 ) -> TrainerSpec:
     """Names the trainer of this rank.
@@ -64,9 +65,11 @@ def trainer(
         model: this rank's model; tensors are looked up in it afresh at every sync.
         placement: `replicated`: every rank holds every tensor, else the plan is an error. `partitioned`:
             a tensor may live on some ranks only and is broadcast to those that send it.
+        adapter: which of a peft model's adapters mode `adapter` sends; None where it has one only.
         plugin: pins the backend to one distribution, as `acme-fsdp` or `acme-fsdp==1.2.*`.
     """
-    return TrainerSpec(name, model, plugin, {"placement": placement})
+    options = {"placement": placement} if adapter is None else {"placement": placement, "adapter": adapter}
+    return TrainerSpec(name, model, plugin, options)
 
 
 def rollout(

@@ -203,6 +203,7 @@ class StartProcedure:
             f"sync/{self._sync}/rings", Ready, seconds=self._bounds.start, abort=self._abort
         )
         plan = plan_with(self._members.plan, go.rejoining)
+        folder = self._members.mover.folder
         for replica in self._opened:
             session = ReplicaSession(plan, replica.number, replica.endpoint, self._bounds)
             session.attach(
@@ -211,7 +212,8 @@ class StartProcedure:
                     for item in ready
                     for place in item.rings
                     if place.replica == replica.number
-                }
+                },
+                folder.path if folder else "",
             )
             sessions.append(session)
         return Go()

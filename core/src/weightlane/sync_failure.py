@@ -20,9 +20,9 @@ verified and the version was being published."""
 _CONSEQUENCES: dict[SyncProgress, str] = {
     "starting": "Sync {sync} failed and was not published; it touched no receiver.",
     "moving": "Sync {sync} (version {version}) failed and was not published; receivers that had begun to "
-    "write are fenced until a sync succeeds.",
-    "committing": "The commit of sync {sync} (version {version}) failed; replicas that had not published are "
-    "fenced until a sync succeeds.",
+    "write {receivers}.",
+    "committing": "The commit of sync {sync} (version {version}) failed; replicas that had not published "
+    "{receivers}.",
 }
 
 
@@ -64,11 +64,13 @@ def partly_published(error: WeightlaneError, version: int, published: Sequence[s
     return error.adding(f"Version {version} is {served}.")
 
 
-def with_consequence(error: Exception, sync: int, version: int, progress: SyncProgress) -> Exception:
-    """The same typed error, which also says what state the receivers are in."""
+def with_consequence(
+    error: Exception, sync: int, version: int, progress: SyncProgress, receivers: str
+) -> Exception:
+    """The same typed error, which also says what state the receivers are in: `receivers` is a predicate."""
     if not isinstance(error, WeightlaneError) or isinstance(error, PlanError):
         return error
-    told = _CONSEQUENCES[progress].format(sync=sync, version=version)
+    told = _CONSEQUENCES[progress].format(sync=sync, version=version, receivers=receivers)
     if told in error.why:
         return error
     return error.adding(told)

@@ -71,7 +71,7 @@ class SyncRun:
         self._decided = False
         self._abort_name = f"sync-{sync}"
         plan = members.plan
-        self._patience = bounds.whole_sync(len(plan.buckets), len(plan.replicas))
+        self._patience = bounds.whole_sync(plan.bucket_waits, len(plan.replicas))
         self._verdicts = SyncVerdicts(
             channel, sync, abort=self._abort_name, patience=self._patience, grace=bounds.lost_after
         )
@@ -104,6 +104,7 @@ class SyncRun:
             self._publish()
             self._verdicts.put("committed", Committed(self.version))
         self._verdicts.get("committed", Committed)
+        self._members.mover.published(self.sync)
 
     def interrupt(self, why: str) -> bool:
         """Has this sync fail on all ranks, if it is not staged yet; may be called from another thread.
@@ -156,7 +157,7 @@ class SyncRun:
         )
         started = time.monotonic()
         plan = self._members.plan
-        mover = self._members.mover.without(self._missing)
+        mover = self._members.mover_without(self._missing)
         self._members.broken_by = self.sync if stream.collective else 0
         outcome = move_buckets(
             mover,
@@ -251,7 +252,9 @@ class SyncRun:
         first = first_cause(self._channel, self._abort_name, cause)
         self._end(str(first), first)
         self._events.tell("sync-failed", self.version, detail=str(first))
-        return with_consequence(first, self.sync, self.version, self.progress)
+        return with_consequence(
+            first, self.sync, self.version, self.progress, self._members.plan.receivers_in_failure
+        )
 
     def _end(self, cause: str, error: BaseException) -> None:
         if self._is_controller:

@@ -77,6 +77,7 @@ class TransportName(str, Enum):
     INPROCESS = "inprocess"
     SHM = "shm"
     INLINE = "inline"
+    DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +103,6 @@ class BackendDescriptor:
     priority: int = 0
     summary: str = ""
     install_hint: str = ""
+    """The command that installs the engine, for the environment where it is to run."""
     options: frozenset[str] = field(default_factory=frozenset)
     """Names accepted in `trainer(..., options)` / `rollout(..., options)`; any other is an error."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightlane.adapter_check import binding_problems
+from weightlane.adapters import adapter_ref
 from weightlane.errors import VerificationError
 from weightlane.lane_messages import RankMoved, ReplicaReport
 from weightlane.types import TransportName
@@ -79,6 +81,8 @@ def verify_replica(
         words += (
             ", no digest: tensors went by reference" if by_reference else f", digests equal on {len(reports)}"
         )
+    if plan.manifest.adapter is not None:
+        words += f", adapter bound to {len(plan.manifest.adapter.target_modules)} modules on {len(reports)}"
     return ReplicaReport(replica.replica, replica.address, words, tuple(reports))
 
 
@@ -94,6 +98,7 @@ def _compare(plan: LanePlan, replica: ReplicaPlan, report: ReceiveReport, sender
         for what, got, sent in counts
         if got != sent
     ]
+    problems += [f"{worker}: {problem}" for problem in _binding(plan, replica, report)]
     if plan.verify == "digest" and not _by_reference(replica):
         if not report.digest or not sender.digest:
             silent = worker if not report.digest else f"rank {sender.rank}"
@@ -101,6 +106,15 @@ def _compare(plan: LanePlan, replica: ReplicaPlan, report: ReceiveReport, sender
         elif report.digest != sender.digest:
             problems.append(f"{worker}: digest {report.digest}, rank {sender.rank} sent {sender.digest}")
     return problems
+
+
+def _binding(plan: LanePlan, replica: ReplicaPlan, report: ReceiveReport) -> list[str]:
+    config = plan.manifest.adapter
+    if config is None or replica.adapter is None:
+        return []
+    if report.adapter is None:
+        return [f"it tells nothing of where adapter {config.name} was bound"]
+    return binding_problems(config, adapter_ref(config, replica.adapter.swap, report.version), report.adapter)
 
 
 def _by_reference(replica: ReplicaPlan) -> bool:

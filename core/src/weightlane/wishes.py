@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from weightlane.bounds import Bounds
     from weightlane.specs import RolloutSpec, TrainerSpec
     from weightlane.types import MemoryTag, MissingPolicy, Mode, TransportName, VerifyLevel
@@ -25,6 +27,8 @@ class Wishes:
     release: tuple[MemoryTag, ...]
     bounds: Bounds
     lane: str
+    folder: str = ""
+    locked: Path | None = None
 
     def shared(self) -> dict[str, str]:
         """The arguments that must be the same on every rank, as text."""
@@ -33,6 +37,7 @@ class Wishes:
             "verify": self.verify,
             "transport": self.transport.value if self.transport else "None",
             "bucket_bytes": str(self.bucket_bytes),
+            "folder": self.folder,
             "missing_replicas": self.missing_replicas,
             "release": ", ".join(self.release) or "()",
         }

@@ -60,12 +60,6 @@ class FakeWorkerEngine:
     def current_incarnation(self) -> str:
         return self.describe().incarnation
 
-    def released(self) -> Sequence[str]:
-        return ()
-
-    def why_not_whole(self) -> str:
-        return ""
-
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         self._note("check_plan")
         return self.problems

@@ -110,6 +110,7 @@ def test_nothing_is_published_that_was_not_verified(engine: FakeWorkerEngine, ag
         ask(agent, Publish("lane-1", 1, 10))
 
 
+@pytest.mark.requirement("R68", part="full weights")
 @pytest.mark.parametrize("step", ["load_weights", "finish"])
 def test_a_failure_after_the_first_write_fences_until_a_later_sync_succeeds(
     engine: FakeWorkerEngine, agent: WorkerAgent, step: str
@@ -133,6 +134,7 @@ def test_a_failure_after_the_first_write_fences_until_a_later_sync_succeeds(
     assert (agent.servable, agent.held_version) == (True, 12)
 
 
+@pytest.mark.requirement("R68", part="full weights")
 def test_a_failure_to_publish_fences(engine: FakeWorkerEngine, agent: WorkerAgent) -> None:
     whole_sync(agent, 1, 10)
     engine.raises["publish"] = RuntimeError("no")
@@ -141,6 +143,7 @@ def test_a_failure_to_publish_fences(engine: FakeWorkerEngine, agent: WorkerAgen
     assert (agent.servable, agent.held_version) == (False, None)
 
 
+@pytest.mark.requirement("R68", part="full weights")
 def test_cancel_ends_a_sync_and_its_cause_is_kept(engine: FakeWorkerEngine, agent: WorkerAgent) -> None:
     whole_sync(agent, 1, 10)
     ask(agent, Cancel("lane-1", 1, "replica 1 died"))

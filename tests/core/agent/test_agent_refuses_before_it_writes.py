@@ -32,6 +32,7 @@ def assert_untouched(engine: FakeWorkerEngine, agent: Any) -> None:
     agent.require_servable()
 
 
+@pytest.mark.requirement("R66")
 def test_a_bad_plan_is_refused_with_everything_that_is_wrong() -> None:
     engine = FakeWorkerEngine()
     agent = agent_of_fake(engine)

@@ -21,6 +21,8 @@ tensors = st.lists(
 )
 
 
+@pytest.mark.requirement("R59")
+@pytest.mark.requirement("R62")
 @settings(max_examples=60, deadline=None)
 @given(tensors, st.integers(ALIGNMENT, 700), st.integers(1, 4))
 def test_every_tensor_has_its_own_aligned_bytes_in_plan_order(
@@ -45,6 +47,7 @@ def test_every_tensor_has_its_own_aligned_bytes_in_plan_order(
     assert all(size % ALIGNMENT == 0 for size in sizes)
 
 
+@pytest.mark.requirement("R62")
 @pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))
 def test_alignment_is_a_multiple_of_every_dtype(dtype: str) -> None:
     assert ALIGNMENT % DTYPE_BYTES[dtype] == 0
@@ -59,12 +62,14 @@ def test_packing_back_to_back_would_not_be_aligned() -> None:
     assert aligned(odd) == ALIGNMENT
 
 
+@pytest.mark.requirement("R59")
 def test_nothing_to_send_is_one_empty_last_bucket() -> None:
     (layout,) = lay_out_buckets([])
     assert (layout.entries, layout.nbytes, layout.last) == ((), 0, True)
     assert slot_sizes([layout]) == (ALIGNMENT,)
 
 
+@pytest.mark.requirement("R60")
 def test_a_tensor_above_the_bucket_travels_alone_in_the_extra_slot() -> None:
     wires = [WireTensor(name, (size,), "uint8") for name, size in (("a", 64), ("big", 200), ("b", 64))]
     layouts = lay_out_buckets(wires, bucket_bytes=128, slots=2)

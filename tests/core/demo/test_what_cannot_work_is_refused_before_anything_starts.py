@@ -20,23 +20,23 @@ def _nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "status", "words"),
     [
-        (["--trainer", "fsdpp"], ["No trainer backend fits fsdpp", "torch"]),
-        (["--rollout", "vllmm"], ["No rollout backend fits vllmm", "reference"]),
-        (["--mode", "adapter"], ["torch does not know mode adapter", "export-full"]),
-        (["--mode", "ful"], ["There is no mode 'ful'", "Near: full"]),
-        (["--url", "unix:/tmp/x.sock"], ["--url unix:/tmp/x.sock needs --model"]),
-        (["--rollout-python", "/nowhere/python"], ["/nowhere/python is not a file"]),
-        (["--model", "/nowhere"], ["/nowhere is not a checkpoint folder", "config.json"]),
-        (["--report", "/nowhere/report.html"], ["cannot be written", "/nowhere is not a folder"]),
-        (["--steps", "2"], ["--steps"]),
+        (["--trainer", "fsdpp"], 1, ["No trainer backend fits fsdpp", "torch"]),
+        (["--rollout", "vllmm"], 1, ["No rollout backend fits vllmm", "reference"]),
+        (["--mode", "adapter"], 1, ["torch does not know mode adapter", "export-full"]),
+        (["--rollout-python", "/nowhere/python"], 1, ["/nowhere/python is not a file"]),
+        (["--model", "/nowhere"], 1, ["/nowhere is not a checkpoint folder", "config.json"]),
+        (["--report", "/nowhere/report.html"], 1, ["cannot be written", "/nowhere is not a folder"]),
+        (["--mode", "ful"], 2, ["There is no mode 'ful'", "Near: full"]),
+        (["--url", "unix:/tmp/x.sock"], 2, ["--url unix:/tmp/x.sock needs --model"]),
+        (["--steps", "2"], 2, ["--steps"]),
     ],
 )
-def test_status_is_2_and_the_cause_is_named(
-    options: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+def test_what_cannot_work_is_1_and_wrong_usage_2_and_the_cause_is_named(
+    options: list[str], status: int, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["demo", *options]) == 2
+    assert main(["demo", *options]) == status
     told = capsys.readouterr().err
     assert all(word in told for word in words), told
 
@@ -47,7 +47,7 @@ def test_an_engine_that_is_elsewhere_needs_its_interpreter(capsys: pytest.Captur
 
 
 def test_json_carries_the_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["demo", "--json", "--model", str(tmp_path)]) == 2
+    assert main(["demo", "--json", "--model", str(tmp_path)]) == 1
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["type"] == "EngineError"
     assert "is not a checkpoint folder" in error["what"]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from weightlane.front.process import FrontProcess
 
 
+@pytest.mark.requirement("R64")
 def test_a_server_killed_in_mid_call_ends_the_call_at_once_and_names_it(
     own_front: FrontProcess,
 ) -> None:
@@ -31,6 +32,7 @@ def test_a_server_killed_in_mid_call_ends_the_call_at_once_and_names_it(
         endpoint.facts()
 
 
+@pytest.mark.requirement("R64")
 def test_a_server_that_hangs_is_waited_for_no_longer_than_the_bound(own_front: FrontProcess) -> None:
     endpoint = FrontEndpoint(own_front.address, 0.5)
     os.kill(own_front.process.pid, signal.SIGSTOP)

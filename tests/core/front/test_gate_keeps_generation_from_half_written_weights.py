@@ -114,6 +114,7 @@ def test_without_the_gate_they_would_overlap(workers: FakeWorkers) -> None:
     assert workers.overlaps == 1
 
 
+@pytest.mark.requirement("R68", part="full weights")
 @pytest.mark.parametrize("how", ["failure", "cancel", "dead"])
 def test_half_written_weights_are_refused_until_a_sync_is_published(
     desk: FrontDesk, workers: FakeWorkers, how: str

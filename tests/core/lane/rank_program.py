@@ -23,6 +23,7 @@ import weightlane as wl
 from weightlane.bounds import DEFAULT_BOUNDS
 from weightlane.contexts import BuildRequestsContext
 from weightlane.events import SyncEvent
+from weightlane.front.client import FrontEndpoint
 from weightlane.hookspecs import hookimpl
 from weightlane.lane import Lane
 from weightlane.program import EngineCall, Lifecycle
@@ -90,6 +91,13 @@ def tell(name: str, **facts: list[str | int | None]) -> None:
         steps.tell(name, RANK, facts)
 
 
+def held_versions() -> list[str | int | None]:
+    """What the engine's workers hold, on rank 0; None for weights that no lane ever sent."""
+    if RANK != 0:
+        return []
+    return [worker.held_version for worker in FrontEndpoint(URLS[0], 60.0).describe_workers("reference")]
+
+
 def halt(word: str) -> None:
     """Rank 0 says that it is here and waits until the test has made a file of that name."""
     if RANK == 0:
@@ -128,6 +136,7 @@ def bad_input() -> None:
     """Plans that must fail alike on every rank, before the receiver is touched; then one that works."""
     good = weights()
     first = next(iter(good))
+    tell("untouched", versions=held_versions())
 
     on_one_rank = {**good, **({"model.extra.weight": torch.zeros(3)} if RANK == 1 else {})}
     step("tensor on one rank only", lambda: open_lane(on_one_rank))
@@ -164,14 +173,30 @@ def bad_input() -> None:
         ),
     )
 
+    # Rank 1 selected no rollout, so that its lock holds less than rank 0's.
+    wl.write_lock(MODEL.parent / f"rank-{RANK}.lock")
+    step(
+        "locks that differ",
+        lambda: wl.connect(
+            trainer=wl.trainer("torch", model=good),
+            rollout=[wl.rollout("reference", url=URLS[0])],
+            bounds=BOUNDS,
+            locked=MODEL.parent / f"rank-{RANK}.lock",
+        ),
+    )
+    step(
+        "a lock that is not there",
+        lambda: wl.connect(
+            trainer=wl.trainer("torch", model=good),
+            rollout=[wl.rollout("reference", url=URLS[0])],
+            bounds=BOUNDS,
+            locked=MODEL.parent / f"rank-{2 * RANK}.lock",
+        ),
+    )
+
     changed(good, seed=1)
     lane = open_lane(good)
-    tell(
-        "before",
-        versions=[worker.held_version for worker in lane.replicas[0].describe_workers("reference")]
-        if RANK == 0
-        else [],
-    )
+    tell("before", versions=held_versions())
     step("different versions", lambda: lane.sync(version=10 + RANK))
     step("good", lambda: lane.sync(version=2))
     lane.close()

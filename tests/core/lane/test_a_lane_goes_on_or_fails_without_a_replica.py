@@ -43,10 +43,11 @@ def test_by_default_it_fails_before_any_write_and_the_others_go_on_serving(
         assert versions_held(pair) == [3, 3]
 
 
+@pytest.mark.parametrize("transport", ["inprocess", "inline", "shm", "disk"])
 def test_skip_goes_on_without_it_and_takes_it_back_when_it_answers(
-    pair: list[FakeMortalEngine], weights: dict[str, Tensor]
+    pair: list[FakeMortalEngine], weights: dict[str, Tensor], transport: str
 ) -> None:
-    with lane_to(weights, pair, missing_replicas="skip") as lane:
+    with lane_to(weights, pair, missing_replicas="skip", transport=transport) as lane:
         lane.sync(version=1)
         change(weights, seed=1)
         pair[1].dead = True

@@ -77,9 +77,19 @@ def test_a_mode_that_no_backend_has_is_refused_by_name(outcomes: list[RankOutcom
     assert "adapter" in text
 
 
+def test_ranks_under_different_locks_are_told_apart(outcomes: list[RankOutcome]) -> None:
+    text = same_error(outcomes, "locks that differ", "PlanError")
+    assert "rank 1 was given locked=lock " in text
+
+
+def test_a_lock_that_rank_1_cannot_read_is_rank_0s_error_too(outcomes: list[RankOutcome]) -> None:
+    assert "rank-2.lock cannot be opened" in same_error(outcomes, "a lock that is not there", "LockError")
+
+
 def test_nothing_of_all_that_touched_the_receiver(outcomes: list[RankOutcome]) -> None:
-    (told,) = steps_named(outcomes, "before")
-    assert told.facts["versions"] == [None]
+    (untouched,), (told,) = steps_named(outcomes, "untouched"), steps_named(outcomes, "before")
+    assert len(told.facts["versions"]) == 1
+    assert told.facts["versions"] == untouched.facts["versions"]
 
 
 def test_ranks_that_ask_for_different_versions_both_fail_and_the_next_sync_works(

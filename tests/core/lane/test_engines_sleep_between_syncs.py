@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from local_engines import PROMPT, FakeForgetfulWorker, change, engines, held_equal, lane_to, weights_of
@@ -163,11 +163,16 @@ def test_a_backend_that_cannot_release_and_a_tag_nobody_has_are_refused(
     pair: list[FakeMortalEngine], weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from weightlane.hookspecs import hookimpl
-    from weightlane.program import Lifecycle
+    from weightlane.plan_problems import memory_problems
+    from weightlane.program import AgentMove, Lifecycle, Program
     from weightlane.reference import plugin
+    from weightlane.types import Phase
 
     with pytest.raises(EngineError, match=r"names memory that no engine has: kv-cache[\s\S]*Use kv_cache"):
         lane_to(weights, pair, release=["kv-cache"])
+    nobody: Any = None
+    (problem,) = memory_problems(Program(AgentMove("inline")), BOTH, Phase.ADAPTER, nobody)
+    assert "does not bring back the base" in str(problem)
 
     @hookimpl
     def weightlane_plan_lifecycle(context: object) -> Lifecycle:

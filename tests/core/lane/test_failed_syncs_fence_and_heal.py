@@ -70,6 +70,7 @@ def test_trainer_ranks_whose_copies_diverged_are_caught_by_their_digests(diverge
         assert "fenced" in step.text
 
 
+@pytest.mark.requirement("R68", part="full weights")
 def test_a_verified_but_unpublished_replica_refuses_to_generate_and_says_why(
     diverged: list[RankOutcome],
 ) -> None:

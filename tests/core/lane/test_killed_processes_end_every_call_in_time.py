@@ -17,6 +17,7 @@ SECONDS = 30.0
 RankMaker = Callable[..., RankGroup]
 
 
+@pytest.mark.requirement("R64")
 @pytest.mark.parametrize("placement", ["replicated", "partitioned"])
 def test_a_killed_receiver(
     ranks: RankMaker, start_engine: Callable[..., EngineProcess], placement: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from weightlane.testing.steps import steps_named
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from weightlane.testing.ranks import RankGroup, RankOutcome
 
 
+@pytest.mark.requirement("R82")
+@pytest.mark.requirement("R68", part="full weights")
 def test_a_call_that_fails_after_the_last_bucket_publishes_nothing(
     outcomes_of: Callable[..., list[RankOutcome]], engine: EngineProcess
 ) -> None:

@@ -38,6 +38,8 @@ REQUESTS: tuple[m.AgentRequest, ...] = (
     m.Publish("lane-1", 3, 4),
     m.Cancel("lane-1", 3, "because"),
     m.Detach("lane-1"),
+    m.CheckResidency("lane-1", "d1", {0: "i"}),
+    m.ReceiveDisk("lane-1", "d1", 3, 4, {0: "i"}, "sync-3-version-4", "0123"),
 )
 REPLIES: tuple[m.AgentReply, ...] = (
     m.Described(DESCRIPTION),

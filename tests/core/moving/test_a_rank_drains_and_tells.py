@@ -145,6 +145,7 @@ def test_every_bucket_goes_to_every_sink_in_order() -> None:
     assert stream.exits == 1
 
 
+@pytest.mark.requirement("R16")
 @pytest.mark.parametrize("fails_at", ["begin", "put 0", "put 1", "put 2"])
 def test_in_a_collective_a_failed_rank_drains_to_the_end_and_tells_its_workers_at_once(fails_at: str) -> None:
     stream, bad, good = FakeStream(collective=True), FakeSink(fails_at), FakeSink()
@@ -166,6 +167,7 @@ def test_without_a_collective_it_stops_at_once(fails_at: str) -> None:
     assert stream.exits == 1
 
 
+@pytest.mark.requirement("R16")
 @pytest.mark.parametrize(("collective", "asked"), [(True, 3), (False, 1)])
 def test_a_rank_that_only_drains_sees_an_abort(collective: bool, asked: int) -> None:
     def check() -> None:

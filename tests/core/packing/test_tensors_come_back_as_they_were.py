@@ -66,6 +66,8 @@ def assert_same(arrived: list[tuple[str, Tensor]], sent: dict[str, Tensor]) -> N
         assert bytes_of(tensor) == bytes_of(sent[name]), name
 
 
+@pytest.mark.requirement("R62")
+@pytest.mark.requirement("R63")
 @pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))
 def test_every_dtype_after_an_odd_length_in_every_form(dtype: str) -> None:
     base = random_tensor(dtype, (6, 4))
@@ -96,6 +98,7 @@ def test_three_halves_and_a_float_back_to_back_cannot_be_viewed() -> None:
         torch.zeros(14, dtype=torch.uint8)[6:14].view(torch.float32)
 
 
+@pytest.mark.requirement("R62")
 def test_case_tr_03_an_odd_length_before_a_wider_dtype() -> None:
     case = CASES["tr-03"]["input"]
     sent = {name: random_tensor(dtype, tuple(shape)) for name, dtype, shape in case["tensors"]}

@@ -47,8 +47,9 @@ def choose(
     parts: list[RankManifest],
     descriptor: BackendDescriptor | None = None,
     wanted: TransportName | None = None,
+    folder: str = "",
 ) -> Any:
-    return choose_transport(descriptor or backend(), workers, parts, wanted=wanted)
+    return choose_transport(descriptor or backend(), workers, parts, wanted=wanted, folder=folder)
 
 
 def test_the_same_process_goes_by_reference() -> None:
@@ -94,6 +95,27 @@ def test_a_wish_that_can_be_met_is_met_and_one_that_cannot_is_never_replaced() -
     assert "another process" in refused.what
 
 
+def test_a_folder_is_never_chosen_unasked_and_the_refusal_says_that_it_could_be() -> None:
+    disk_alone = backend((TransportName.DISK,))
+    refused = choose([worker()], ranks(HERE), disk_alone)
+    assert isinstance(refused, Problem)
+    assert "disk: it could, and is taken only when asked for" in refused.what
+    assert "transport='disk'" in refused.fix
+    assert choose([worker()], ranks(HERE), disk_alone, TransportName.DISK) is TransportName.DISK
+    assert form_peers(TransportName.DISK, [worker(0), worker(1)], 4) == (0, 0)
+
+
+def test_a_temporary_folder_of_another_host_is_refused_and_a_named_one_is_not() -> None:
+    far = [worker(0), worker(1, host="far")]
+    refused = choose(far, ranks(HERE), wanted=TransportName.DISK)
+    assert (refused.kind, refused.subject) == ("transport", "disk")
+    assert "workers on far do not see a temporary folder" in refused.what
+    assert choose(far, ranks(HERE), wanted=TransportName.DISK, folder="/shared") is TransportName.DISK
+    assert choose([worker()], ranks(HERE, "far"), wanted=TransportName.DISK) is TransportName.DISK
+    refused = choose([worker(host="far")], ranks("far", HERE), backend(agent=False), TransportName.DISK)
+    assert "no agent" in refused.what
+
+
 def test_no_transport_at_all_tells_why_for_each() -> None:
     refused = choose([worker(host="far")], ranks(HERE), backend((TransportName.SHM,)))
     assert isinstance(refused, Problem)
@@ -101,8 +123,10 @@ def test_no_transport_at_all_tells_why_for_each() -> None:
         "inprocess: backend acme does not declare it",
         "shm: workers on far",
         "inline: backend acme",
+        "disk: backend acme",
     ):
         assert told in refused.what
+    assert refused.fix == ""
 
 
 @pytest.mark.parametrize(

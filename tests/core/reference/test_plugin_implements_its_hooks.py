@@ -112,6 +112,9 @@ def test_the_agent_receives_over_every_declared_transport(transport: TransportNa
 
 def test_launch_refuses_tensor_parallel() -> None:
     plan = plugin.weightlane_plan_launch(LaunchContext(DESCRIPTOR, FACTS, Mode.FULL, "/models/m"))
-    assert plan.arguments == ("-m", "weightlane.reference.server", "--model", "/models/m")
+    assert plan.arguments[:4] == ("-m", "weightlane.reference.server", "--model", "/models/m")
+    assert plan.arguments[4:6] == ("--address", plan.address)
+    with pytest.raises(PlanError, match="address"):
+        plugin.weightlane_plan_launch(LaunchContext(DESCRIPTOR, FACTS, Mode.FULL, "/m", address="http://x:1"))
     with pytest.raises(PlanError, match="one worker, and 2 were asked for"):
         plugin.weightlane_plan_launch(LaunchContext(DESCRIPTOR, FACTS, Mode.FULL, "/models/m", 2))

@@ -108,6 +108,7 @@ def test_a_sync_through_the_front_makes_the_engine_the_trainers_twin(
     assert moved > 1e-2
 
 
+@pytest.mark.requirement("R68", part="full weights")
 def test_a_sync_cancelled_half_way_is_refused_to_clients_until_a_whole_one(
     process: FrontProcess, other_untied: dict[str, Any]
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_wrong_tensor_is_refused_by_name(
         engine.worker.load_weights([(name, torch.ones(shape))])
 
 
+@pytest.mark.requirement("R66")
 def test_a_tensor_that_comes_twice_is_refused(engine: ReferenceEngine) -> None:
     import torch
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import shutil
 import sys
 import textwrap
 from dataclasses import dataclass, field
@@ -61,6 +63,20 @@ class FakeSite:
         self.install(distribution, {entry or distribution: module}, version=version, modules={module: source})
         return module
 
+    def remove(self, distribution: str) -> None:
+        """Undoes `plugin` or `engine`."""
+        for info in self.folder.glob(f"{distribution.replace('-', '_')}-*.dist-info"):
+            shutil.rmtree(info)
+        (self.folder / f"fake_{distribution.replace('-', '_')}.py").unlink(missing_ok=True)
+        self.forget_modules()
+
+    def forget_modules(self) -> None:
+        """Lets the next `load` import the modules anew."""
+        for name in [name for name in sys.modules if name.startswith("fake_")]:
+            del sys.modules[name]
+        shutil.rmtree(self.folder / "__pycache__", ignore_errors=True)
+        importlib.invalidate_caches()
+
     def engine(self, distribution: str, version: str) -> None:
         """Installs an engine's metadata, without any engine."""
         self.install(distribution, {}, version=version, modules={})
@@ -99,6 +115,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(weightlane.notices, "_shown", set())
+    monkeypatch.setattr(weightlane.notices, "_logged", set())
     monkeypatch.setattr(weightlane.registry, "find_entries", _only_in(folder))
     before = set(sys.modules)
     yield FakeSite(folder)
@@ -109,7 +126,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSite]:
 
 def _only_in(folder: Path) -> Callable[[], tuple[Entry, ...]]:
     def found() -> tuple[Entry, ...]:
-        return tuple(entry for entry in find_entries() if (folder / f"{_module(entry)}.py").exists())
+        return tuple(
+            entry for entry in find_entries() if entry.damage or (folder / f"{_module(entry)}.py").exists()
+        )
 
     return found
 

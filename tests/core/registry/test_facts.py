@@ -97,6 +97,26 @@ def test_one_failing_plugin_is_warned_of_where_another_answers(
         assert registry.collect_facts("acme").version == "1.0"
 
 
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({"version": "1.0"}, "returned a dict"),
+        (EngineFacts(engine="b", version="1", source="worker"), "returned b"),
+    ],
+)
+def test_a_plugin_that_gives_no_facts_of_the_engine_is_passed_over_by_name(
+    registry: Registry, make_plugin: MakePlugin, make_backend: MakeBackend, answer: object, error: str
+) -> None:
+    bad = make_plugin(make_backend(), weightlane_collect_facts=lambda context: answer)
+    registry.register(bad, name="bad", distribution="bad-lane")
+    with pytest.raises(HookError, match=f"bad-lane {error} when it was asked for facts of acme"):
+        registry.collect_facts("acme")
+    good = make_plugin(make_backend(), weightlane_collect_facts=giving("installed", "1.0"))
+    registry.register(good, name="good")
+    with pytest.warns(PluginWarning, match="bad-lane"):
+        assert registry.collect_facts("acme").version == "1.0"
+
+
 def test_where_nobody_answers_the_failure_is_raised(
     registry: Registry, make_plugin: MakePlugin, make_backend: MakeBackend
 ) -> None:

@@ -72,7 +72,6 @@ def test_only_the_chosen_plugin_is_called(
         ("call_plan_lifecycle", "weightlane_plan_lifecycle"),
         ("call_describe_export", "weightlane_describe_export"),
         ("call_worker_agent", "weightlane_worker_agent"),
-        ("call_collect_facts", "weightlane_collect_facts"),
     ],
 )
 def test_each_method_calls_its_hook(
@@ -117,6 +116,29 @@ def test_an_error_names_plugin_distribution_version_and_hook(
     for word in ("acme-lane 1.2", "acme-lane:acme", "weightlane_build_requests", "KeyError", "flush_cache"):
         assert word in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_of_a_wrapper_names_the_wrapper_and_not_the_chosen_plugin(
+    registry: Registry, make_plugin: MakePlugin, make_backend: MakeBackend
+) -> None:
+    broken = ModuleType("wrapper")
+    is_broken = True
+
+    def weightlane_map_names(context: Any) -> Iterator[Any]:
+        result = yield
+        if is_broken:
+            raise RuntimeError("the tracer is full")
+        return result
+
+    broken.weightlane_map_names = pluggy.HookimplMarker("weightlane")(wrapper=True)(weightlane_map_names)
+    registry.register(broken, name="tracing", distribution="tracing-tool", version="3.1")
+    chosen = add(registry, make_plugin(make_backend(), weightlane_map_names=lambda context: ()), "acme")
+    bad = add(registry, make_plugin(make_backend(), weightlane_map_names=lambda context: 1 / 0), "bad")
+    with pytest.raises(HookError, match=r"plugin tracing-tool:tracing of tracing-tool 3\.1.*tracer is full"):
+        registry.call_map_names(chosen, CONTEXT)
+    is_broken = False
+    with pytest.raises(HookError, match=r"plugin bad-lane:bad of bad-lane 1\.2 failed: ZeroDivisionError"):
+        registry.call_map_names(bad, CONTEXT)  # its error passes through the wrapper
 
 
 def test_an_error_of_a_generator_names_the_plugin_too(
@@ -212,6 +234,19 @@ def test_an_error_in_a_later_bucket_names_the_plugin_and_the_stream_is_left_once
     assert stream.exits == [HookError]
 
 
+def test_a_bucket_that_is_made_lazily_is_refused_with_the_plugins_name(
+    registry: Registry, make_plugin: MakePlugin, make_backend: MakeBackend
+) -> None:
+    class FakeLazyStream(FakeStream):
+        def __iter__(self) -> Iterator[Any]:
+            yield ((number, 1 / 0) for number in range(2))
+
+    hooks = {"weightlane_export_params": lambda context: FakeLazyStream()}
+    selected = add(registry, make_plugin(make_backend(), **hooks), "acme")
+    with pytest.raises(HookError, match=r"acme-lane 1\.2 yielded a generator as a bucket"):
+        list(registry.call_export_params(selected, CONTEXT))
+
+
 def test_a_stream_that_ends_ends(
     registry: Registry, make_plugin: MakePlugin, make_backend: MakeBackend
 ) -> None:
@@ -245,7 +280,9 @@ def test_an_observer_that_fails_is_warned_of_once_and_others_still_hear(
         registry.emit(event)
     (warning,) = shown
     assert warning.category is PluginWarning
-    assert "bad failed in weightlane_sync_event: OSError: disk full" in str(warning.message)
+    assert "in-process:bad of in-process failed in weightlane_sync_event: OSError: disk full" in str(
+        warning.message
+    )
     assert heard == [event] * 4
 
 

@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,14 @@ def test_the_public_names_are_fetched_on_first_use() -> None:
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         weightlane.conect  # noqa: B018
+
+
+def test_the_benchmark_of_discovery_measures_what_it_says() -> None:
+    """Its figures are for people; that it makes 20 plugins, one broken, and sees what is heavy is for us."""
+    script = Path(__file__).parents[3] / "benchmarks" / "discovery.py"
+    command = [sys.executable, str(script), "--runs", "1", "--json", "--limit"]
+    done = subprocess.run([*command, "1e6"], capture_output=True, text=True, check=True, timeout=60)
+    figures = json.loads(done.stdout)
+    assert (figures["plugins"], figures["broken"], figures["heavy_modules"]) == (20, 1, [])
+    assert 0 < figures["load_best_ms"] <= figures["load_median_ms"]
+    assert subprocess.run([*command, "0"], capture_output=True, check=False, timeout=60).returncode == 1

@@ -109,6 +109,15 @@ def test_strict_mode_raises_what_would_be_a_warning(site: FakeSite, value: str) 
     assert isinstance(caught.value.__cause__, ImportError)
 
 
+def test_strict_mode_raises_each_time(site: FakeSite) -> None:
+    site.plugin("broken-lane", "raise ImportError('no libacme.so')")
+    site.environ["WEIGHTLANE_STRICT_PLUGINS"] = "1"
+    registry = Registry(environ=site.environ, project=site.folder)
+    for _ in range(2):
+        with pytest.raises(PluginError, match=r"no libacme.so"):
+            registry.load()
+
+
 def test_strict_mode_does_not_mind_a_disabled_plugin(site: FakeSite) -> None:
     site.plugin("broken-lane", "raise ImportError('no')")
     site.environ.update(WEIGHTLANE_STRICT_PLUGINS="1", WEIGHTLANE_DISABLE_PLUGINS="broken-lane")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from weightlane.errors import PinError
+from weightlane.errors import PinError, SelectionError
 from weightlane.facts import EngineFacts
 from weightlane.pins import assume_variable, engine_key, find_pins, parse_pin, with_assumed_version
 
@@ -68,6 +68,7 @@ def test_no_project_file_is_no_pin(tmp_path: Path) -> None:
         "[tool.weightlane.pins]\nvllm = 3\n",
         "[tool.weightlane]\npins = 'acme'\n",
         "[tool]\nweightlane = 3\n",
+        '[tool.weightlane.pins]\nmy-engine = "one"\nMy_Engine = "two"\n',
     ],
 )
 def test_pins_that_cannot_be_read_are_an_error(tmp_path: Path, text: str) -> None:
@@ -79,6 +80,21 @@ def test_pins_that_cannot_be_read_are_an_error(tmp_path: Path, text: str) -> Non
 def test_an_engine_is_spelt_as_variables_are() -> None:
     assert engine_key("my-engine.2") == "MY_ENGINE_2"
     assert assume_variable("vllm") == "WEIGHTLANE_ASSUME_VLLM_VERSION"
+
+
+@pytest.mark.parametrize(
+    ("version", "allowed"),
+    [("1.2.9", True), ("1.2rc1", True), ("1.3", False), ("", False), ("no number", False)],
+)
+def test_a_pinned_range_is_compared_with_any_text_that_metadata_may_hold(version: str, allowed: bool) -> None:
+    assert parse_pin("acme==1.2.*", "here").allows(version) is allowed
+    assert parse_pin("acme", "here").allows(version)
+
+
+def test_an_assumed_version_that_is_none_is_an_error_naming_the_variable() -> None:
+    facts = EngineFacts(engine="vllm", version="0.1", source="server")
+    with pytest.raises(SelectionError, match=r"WEIGHTLANE_ASSUME_VLLM_VERSION=main states no version"):
+        with_assumed_version(facts, {"WEIGHTLANE_ASSUME_VLLM_VERSION": "main"})
 
 
 def test_an_assumed_version_replaces_only_the_version() -> None:

@@ -73,6 +73,7 @@ def bench(
 # -- version range and probe ------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("R87")
 @pytest.mark.parametrize("version", ["1.0", "1.9.9", "1.0.post1", "1.5rc1", "1.2.dev3", "1.4+cu128", "2.0a1"])
 def test_a_version_in_range_is_taken_with_evidence(bench: Bench, version: str) -> None:
     bench.plugin("acme-lane", {"versions": ">=1,<2.0b1"})
@@ -87,12 +88,14 @@ def test_the_range_alone_decides_where_nothing_is_probed(bench: Bench) -> None:
         bench.select("2.1")
 
 
+@pytest.mark.requirement("R87")
 def test_a_failing_probe_beats_a_version_in_range_and_says_so(bench: Bench) -> None:
     bench.plugin("acme-lane", {"probe": fails})
     with pytest.raises(SelectionError, match=r"`load_weights` is not defined \(although acme 1\.5 .* fits"):
         bench.select("1.5")
 
 
+@pytest.mark.requirement("R87")
 def test_a_passing_probe_beats_an_older_version_and_says_so(bench: Bench) -> None:
     bench.plugin("acme-lane", {"probe": passes})
     (note,) = bench.select("0.9").notes
@@ -137,6 +140,37 @@ def test_an_assumed_version_is_used_and_noted(bench: Bench) -> None:
         bench.select("1.5")
 
 
+def test_evidence_says_that_an_assumed_version_was_not_found(bench: Bench) -> None:
+    bench.plugin("acme-lane")
+    assert bench.select("1.5").evidence[0] == "acme 1.5 (as installed here) fits acme <2,>=1"
+    bench.environ["WEIGHTLANE_ASSUME_ACME_VERSION"] = "1.6"
+    (first, *_) = bench.select("1.5").evidence
+    assert first == "acme 1.6 (as WEIGHTLANE_ASSUME_ACME_VERSION says) fits acme <2,>=1"
+
+
+def test_evidence_that_is_one_string_is_refused(bench: Bench) -> None:
+    bench.plugin("bad-lane", {"probe": lambda facts: Viable("seen")})  # type: ignore[arg-type]
+    with pytest.raises(SelectionError, match="its probe gave a str as its evidence"):
+        bench.select("1.5")
+
+
+def test_where_no_engine_is_installed_the_error_says_so(bench: Bench) -> None:
+    bench.plugin("acme-lane", {"install_hint": "pip install acme-engine"})
+    nothing = EngineFacts(engine="acme", version="", source="assumed")
+    with pytest.raises(SelectionError, match="it is not installed here and no engine told") as caught:
+        select(bench.registry(), "rollout", "acme", nothing)
+    assert caught.value.fix.startswith("Run pip install acme-engine")
+
+
+def test_a_trainer_that_is_not_installed_is_refused_although_its_probe_asks_for_nothing(bench: Bench) -> None:
+    bench.plugin("acme-lane", {"role": "trainer", "probe": passes})
+    nothing = EngineFacts(engine="acme", version="", source="assumed")
+    with pytest.raises(SelectionError, match="acme is not installed here"):
+        select(bench.registry(), "trainer", "acme", nothing)
+    bench.environ["WEIGHTLANE_ASSUME_ACME_VERSION"] = "1.5"
+    assert select(bench.registry(), "trainer", "acme", nothing).distribution == "acme-lane"
+
+
 def test_a_probe_that_raises_is_a_reason_not_a_crash(bench: Bench) -> None:
     def raises(facts: EngineFacts) -> ProbeResult:
         raise ZeroDivisionError("oh")
@@ -167,6 +201,7 @@ def test_the_era_is_chosen_by_version(bench: Bench, version: str, era: str) -> N
     assert bench.select(version).descriptor.era == era
 
 
+@pytest.mark.requirement("R87")
 @pytest.mark.filterwarnings("ignore::weightlane.notices.PluginWarning")
 @pytest.mark.parametrize(("version", "era"), [("0.5", "old"), ("2.0.dev1", "new"), ("9", "new")])
 def test_outside_all_ranges_the_nearest_era_whose_probe_passes_is_taken(
@@ -221,6 +256,7 @@ def test_a_range_that_holds_the_version_goes_before_a_larger_priority_outside_it
     assert bench.select("1.5").distribution == "fitting-lane"
 
 
+@pytest.mark.requirement("R87")
 def test_probes_decide_between_plugins(bench: Bench) -> None:
     bench.plugin("one-lane", {"probe": lambda found: require_attributes(found, ("Layer.load_weights",))})
     bench.plugin("two-lane", {"probe": lambda found: require_attributes(found, ("Layer.load",))})
@@ -360,6 +396,15 @@ def test_a_broken_rival_is_noted_and_stops_nothing(site: FakeSite) -> None:
     selected = select(site.load(), "rollout", "acme", facts("1.5"))
     assert selected.distribution == "good-lane"
     assert any("bad-lane" in note and "no libacme.so" in note for note in selected.notes)
+
+
+@pytest.mark.filterwarnings("ignore::weightlane.notices.PluginWarning")
+def test_a_pin_of_a_distribution_whose_other_plugin_is_broken_names_that_too(site: FakeSite) -> None:
+    modules = {"fake_good": site.source(engine="other"), "fake_bad": "raise ImportError('no libacme.so')"}
+    site.install("acme-lane", {"acme": "fake_bad", "other": "fake_good"}, modules=modules)
+    with pytest.raises(PinError, match=r"registers no rollout backend for acme. .*no libacme.so") as caught:
+        select(site.load(), "rollout", "acme", facts("1.5"), pin="acme-lane")
+    assert isinstance(caught.value.__cause__, ImportError)
 
 
 def test_pinning_a_disabled_plugin_is_an_error_that_says_so(site: FakeSite) -> None:

@@ -100,6 +100,7 @@ def test_a_sync_that_failed_before_its_first_bucket_resumes_the_engine(
     assert endpoint.routes == ["pause", "resume"]
 
 
+@pytest.mark.requirement("R68", part="full weights")
 def test_a_touched_engine_stays_paused_through_a_later_sync_that_fails_early(
     endpoint: FakePausableEndpoint,
 ) -> None:

@@ -49,6 +49,7 @@ def reader(writer: RingWriter) -> Iterator[RingReader]:
     ring.close()
 
 
+@pytest.mark.requirement("R64")
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_or_stopped_reader_is_named_in_time(
     start_peer: Callable[..., Any], writer: RingWriter, death: signal.Signals
@@ -64,6 +65,7 @@ def test_a_killed_or_stopped_reader_is_named_in_time(
         assert time.monotonic() - started < LOST_AFTER + SLACK
 
 
+@pytest.mark.requirement("R64")
 def test_a_reader_that_lives_but_does_not_move_on_reaches_the_bound(
     start_peer: Callable[..., Any], writer: RingWriter
 ) -> None:
@@ -74,6 +76,7 @@ def test_a_reader_that_lives_but_does_not_move_on_reaches_the_bound(
             writer.drain(sync=1, seconds=1.5, lost_after=LOST_AFTER, check=nothing_to_check)
 
 
+@pytest.mark.requirement("R64")
 def test_a_readers_cause_reaches_the_writer(start_peer: Callable[..., Any], writer: RingWriter) -> None:
     with start_peer(reads_one_bucket, str(writer.path), WIRES, "fails") as peer:
         write_sync(writer, SENT, 1, buckets=2)

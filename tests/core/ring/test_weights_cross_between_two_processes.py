@@ -52,6 +52,9 @@ def writer() -> Iterator[RingWriter]:
     ring.close()
 
 
+@pytest.mark.requirement("R60")
+@pytest.mark.requirement("R62")
+@pytest.mark.requirement("R63")
 def test_three_syncs_of_every_dtype(start_peer: Callable[..., Any], writer: RingWriter) -> None:
     wires = wires_of(weights(0))
     assert len(layouts_of(wires)) > 6
@@ -64,6 +67,7 @@ def test_three_syncs_of_every_dtype(start_peer: Callable[..., Any], writer: Ring
         assert peer.process.exitcode == 0
 
 
+@pytest.mark.requirement("R59")
 def test_an_empty_plan_still_has_an_end(start_peer: Callable[..., Any]) -> None:
     writer = RingWriter(label="test", slot_sizes=slot_sizes(layouts_of(())), peer="worker 0")
     try:
@@ -74,7 +78,6 @@ def test_an_empty_plan_still_has_an_end(start_peer: Callable[..., Any]) -> None:
         writer.close()
 
 
-@pytest.mark.requirement("R56")
 @pytest.mark.requirement("R61")
 def test_a_slot_is_written_again_only_after_its_release() -> None:
     # Slots 0 and 1 in turn: bucket 2 goes where bucket 0 was.

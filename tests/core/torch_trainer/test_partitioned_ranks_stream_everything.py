@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.requirement("R16")
+@pytest.mark.requirement("R63")
 @pytest.mark.parametrize("serving", [(0, 1), (1,)], ids=["both serve", "rank 0 only drains"])
 def test_every_dtype_and_size(
     start_peer: Callable[..., Any], tmp_path: Path, serving: tuple[int, ...]

@@ -13,7 +13,8 @@ from torch import nn
 from weightlane.buckets import lay_out_buckets
 from weightlane.errors import ExportError
 from weightlane.manifest import Manifest, merge_rank_manifests
-from weightlane.torch_trainer.describe import describe, named_tensors
+from weightlane.torch_trainer.describe import describe
+from weightlane.torch_trainer.modules import named_tensors
 
 
 class FakeModel(nn.Module):
@@ -46,6 +47,7 @@ def merged(model: Any, **options: Any) -> Manifest:
     return manifest
 
 
+@pytest.mark.requirement("R17")
 def test_parameters_and_persistent_buffers_by_checkpoint_name() -> None:
     model = FakeModel()
     part = describe(export_context(model))
@@ -83,6 +85,7 @@ def test_tensors_are_live_not_copies() -> None:
     assert not held["embed.weight"].requires_grad
 
 
+@pytest.mark.requirement("R17")
 def test_wrappers_are_taken_off() -> None:
     compiled = torch.compile(FakeModel(), backend="eager")
     assert list(named_tensors(compiled)) == NAMES

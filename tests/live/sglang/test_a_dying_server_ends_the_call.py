@@ -62,21 +62,20 @@ def seconds_until_told(endpoint: SglangEndpoint, program: Program, trainer: Any,
     return told - killed[0]
 
 
-def test_a_killed_server_and_a_killed_scheduler_are_told_in_time(
+@pytest.mark.requirement("R64")
+def test_a_killed_scheduler_is_told_in_time_and_its_server_was_another_incarnation(
+    tiny_server: RunningServer,
     start_server: Callable[[Path, int], AbstractContextManager[RunningServer]],
     open_server: Callable[[RunningServer], SglangEndpoint],
     program_of: Callable[[SglangEndpoint], Program],
     trainer_of: Callable[[Path], Any],
     tiny_folder: Path,
 ) -> None:
+    """The server itself is killed in test_kills_in_mid_sync.py, by a lane's user."""
     trainer = trainer_of(tiny_folder)
-    incarnations = []
-    for victim_of in (lambda server: server.process_id, lambda server: schedulers(server)[0]):
-        with start_server(tiny_folder, 1) as server:
-            endpoint = open_server(server)
-            incarnations.append(endpoint.describe_workers("sglang")[0].incarnation)
-            assert (
-                seconds_until_told(endpoint, program_of(endpoint), trainer, victim_of(server))
-                < WITHIN_SECONDS
-            )
-    assert incarnations[0] != incarnations[1]
+    other = open_server(tiny_server).describe_workers("sglang")[0].incarnation
+    with start_server(tiny_folder, 1) as server:
+        endpoint = open_server(server)
+        assert endpoint.describe_workers("sglang")[0].incarnation != other
+        victim = schedulers(server)[0]
+        assert seconds_until_told(endpoint, program_of(endpoint), trainer, victim) < WITHIN_SECONDS

@@ -23,6 +23,7 @@ WITHIN_SECONDS = 30.0
 SLOW = {"bucket-bytes": 1 << 16, "bucket-seconds": 0.5}
 
 
+@pytest.mark.requirement("R64")
 def test_a_trainer_rank_then_the_server_killed_in_mid_sync(
     start_server: Callable[[Path, int], AbstractContextManager[RunningServer]], tiny_folder: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_three_syncs_each_move_and_match_the_trainer(
         assert endpoint.describe_workers("sglang")[0].held_version == version
 
 
+@pytest.mark.requirement("R82")
 def test_without_the_flush_a_prefix_cached_by_the_old_weights_answers(
     endpoint: SglangEndpoint,
     program_of: Callable[[SglangEndpoint], Program],

@@ -9,8 +9,6 @@ import pytest
 from weightlane.testing.demo_run import run_demo_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from weightlane_sglang.launch import RunningServer
@@ -26,14 +24,11 @@ def test_the_demo_passes_against_an_engine_that_it_starts(sglang_python: Path, t
 
 
 def test_the_demo_passes_against_a_server_that_runs_already(
-    start_server: Callable[[Path, int], AbstractContextManager[RunningServer]],
-    tiny_folder: Path,
-    tmp_path: Path,
+    tiny_server: RunningServer, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    with start_server(tiny_folder, 1) as server:
-        document = run_demo_command(
-            ["--rollout", "sglang", "--url", server.url, "--model", str(tiny_folder)],
-            folder=tmp_path,
-            seconds=800,
-        )
+    document = run_demo_command(
+        ["--rollout", "sglang", "--url", tiny_server.url, "--model", str(tiny_folder)],
+        folder=tmp_path,
+        seconds=800,
+    )
     assert document["verdict"] == "PASS", document["reasons"]

@@ -41,6 +41,7 @@ def synced(
     assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, syncs + 1)]
 
 
+@pytest.mark.requirement("R16")
 @pytest.mark.parametrize(
     ("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "replicated"), (4, "partitioned")]
 )
@@ -50,6 +51,7 @@ def test_ranks_sync_a_small_model_in_many_buckets(
     synced(tiny_server, tiny_folder, ranks=ranks, syncs=3, bucket_bytes=64 << 10, placement=placement)
 
 
+@pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
 @pytest.mark.parametrize(
     ("folder", "tensor_parallel"), [("SmolLM2-135M-Instruct", 1), ("SmolLM2-135M-Instruct-tp2", 2)]
 )

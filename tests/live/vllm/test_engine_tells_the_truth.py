@@ -32,6 +32,7 @@ def test_facts_come_from_the_worker_and_pass_the_probe(tiny_front: FrontProcess)
     assert isinstance(probe_lora_load_weights(facts), Viable)
 
 
+@pytest.mark.requirement("R42")
 def test_every_expected_tensor_reaches_a_live_shard(tiny_front: FrontProcess) -> None:
     workers = FrontEndpoint(tiny_front.address, 60.0).describe_workers("vllm")
     assert [worker.worker for worker in workers] == list(range(len(workers)))

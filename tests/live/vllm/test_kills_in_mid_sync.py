@@ -24,6 +24,7 @@ WITHIN_SECONDS = 30.0
 SLOW = {"bucket-bytes": 1 << 16, "bucket-seconds": 0.5}
 
 
+@pytest.mark.requirement("R64")
 def test_a_trainer_rank_then_a_worker_killed_in_mid_sync(
     start_front: Callable[[Path, int], AbstractContextManager[FrontProcess]], tiny_folder: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from weightlane.testing.parity_run import run_parity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 
 
+@pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
 @pytest.mark.parametrize(
     ("folder", "workers"), [("SmolLM2-135M-Instruct", 1), ("SmolLM2-135M-Instruct-tp2", 2)]
 )
@@ -41,22 +42,17 @@ def test_the_real_model_at_tp_1_and_2_ten_times(
     assert all(f"digests equal on {workers}" in parity.verified[0] for parity in found)
 
 
-@pytest.fixture(scope="module")
-def tp2_front(start_front: Starter, tiny_folder: Path) -> Iterator[FrontProcess]:
-    with start_front(tiny_folder, 2) as front:
-        yield front
-
-
+@pytest.mark.requirement("R16")
 @pytest.mark.parametrize(
     ("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "replicated"), (4, "partitioned")]
 )
 def test_from_one_two_and_four_ranks_to_tp_2(
-    tp2_front: FrontProcess, tiny_folder: Path, ranks: int, placement: str
+    tiny_front: FrontProcess, tiny_folder: Path, ranks: int, placement: str
 ) -> None:
     found = run_parity(
         model=tiny_folder,
         engine="vllm",
-        url=tp2_front.address,
+        url=tiny_front.address,
         ranks=ranks,
         syncs=3,
         seconds=300,
@@ -65,11 +61,11 @@ def test_from_one_two_and_four_ranks_to_tp_2(
     assert all("digests equal on 2" in parity.verified[0] for parity in found)
 
 
-def test_by_value_instead_of_the_ring(tp2_front: FrontProcess, tiny_folder: Path) -> None:
+def test_by_value_instead_of_the_ring(tiny_front: FrontProcess, tiny_folder: Path) -> None:
     run_parity(
         model=tiny_folder,
         engine="vllm",
-        url=tp2_front.address,
+        url=tiny_front.address,
         ranks=1,
         syncs=2,
         seconds=300,

@@ -16,11 +16,9 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 PROGRAM = Path(__file__).parent / "programs/sync_own_llm.py"
 
 
-@pytest.mark.parametrize(
-    ("multiprocessing", "transport"), [("0", "inprocess"), ("1", "shm"), ("1", "inline")]
-)
+@pytest.mark.parametrize(("multiprocessing", "transports"), [("0", ("inprocess",)), ("1", ("shm", "inline"))])
 def test_an_engine_handle_is_synced_in_place(
-    vllm_python: Path, tiny_folder: Path, tmp_path: Path, multiprocessing: str, transport: str
+    vllm_python: Path, tiny_folder: Path, tmp_path: Path, multiprocessing: str, transports: tuple[str, ...]
 ) -> None:
     environment = {
         **os.environ,
@@ -28,7 +26,7 @@ def test_an_engine_handle_is_synced_in_place(
         "VLLM_ENABLE_V1_MULTIPROCESSING": multiprocessing,
     }
     finished = subprocess.run(
-        [str(vllm_python), str(PROGRAM), str(tiny_folder), transport, str(tmp_path / "answer")],
+        [str(vllm_python), str(PROGRAM), str(tiny_folder), str(tmp_path / "answer"), *transports],
         env=environment,
         capture_output=True,
         text=True,
@@ -38,9 +36,10 @@ def test_an_engine_handle_is_synced_in_place(
     assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-4000:]
     seen = json.loads((tmp_path / "answer").read_text())
     assert seen["alive"]
-    assert [sync["version"] for sync in seen["syncs"]] == [1, 2]
+    assert [(sync["transport"], sync["version"]) for sync in seen["syncs"]] == [
+        (transport, version) for transport in transports for version in (1, 2)
+    ]
     for sync in seen["syncs"]:
-        assert sync["transport"] == transport
         assert sync["moved"]
         assert sync["same_tokens"]
         assert sync["distance"] <= 1e-4

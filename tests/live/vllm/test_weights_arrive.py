@@ -46,6 +46,7 @@ def test_three_syncs_each_move_and_match_the_trainer(
             assert {generation.weight_version for generation in generations} == {version}
 
 
+@pytest.mark.requirement("R82")
 @pytest.mark.parametrize(("flush", "seed"), [(True, 9), (False, 10)], ids=["flushed", "control-unflushed"])
 def test_a_cached_prefix_of_the_old_weights_is_used_only_without_the_flush(
     tiny_front: FrontProcess,

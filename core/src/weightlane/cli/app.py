@@ -1,7 +1,7 @@
 """The typer application. A command's module is imported when that command runs or shows its help.
 
 A command is a module `weightlane.cli.<name>` with a typer `app` that holds one command, and a line in
-`COMMANDS`.
+`COMMANDS`. It takes `--json`, and keeps to the exit statuses of `weightlane.cli`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ COMMANDS: dict[str, str] = {
     "backends": "weightlane.cli.backends",
     "demo": "weightlane.cli.demo",
     "doctor": "weightlane.cli.doctor",
+    "launch-args": "weightlane.cli.launch_args",
+    "lock": "weightlane.cli.lock",
 }
+
+# typer carries click, or its own copy of it; from either, this is the class of errors of usage.
+WRONG_USAGE: Any = typer.BadParameter.__bases__[0]
 
 
 class LazyGroup(TyperGroup):
@@ -60,4 +65,8 @@ def _weightlane(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop."),
     ] = False,
 ) -> None:
-    """Move a trainer's weights into rollout engines, and prove that they arrived."""
+    """Move a trainer's weights into rollout engines, and prove that they arrived.
+
+    Exit status of every command: 0 all is well; 1 what was asked for failed, is missing or cannot work; 2
+    wrong usage, or the command itself broke. With --json, errors are JSON on standard output, too.
+    """

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from weightlane.errors import WeightlaneError
+from weightlane.cli import FAILED, WELL
+from weightlane.cli.locked import Locked, held_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from weightlane.demo.settings import DemoSettings
 
 DEFAULT_REPORT = Path("weightlane-demo.html")
-_PASSED, _FAILED, _UNUSABLE, _INTERRUPTED = 0, 1, 2, 130
+_INTERRUPTED = 130
 
 app = typer.Typer(add_completion=False)
 
@@ -48,11 +49,12 @@ def demo(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of a table.")
     ] = False,
+    locked: Locked = None,
 ) -> None:
     """Train a small model by reward for a few steps, syncing it to a rollout engine before each.
 
-    Two trainer ranks and the engine run as processes of their own. Exit status 0 for PASS, 1 for FAIL, 2 when
-    the demo cannot run as asked.
+    Two trainer ranks and the engine run as processes of their own. Exit status 0 for PASS; 1 for FAIL, and
+    when the demo cannot run as asked; 2 for wrong usage; 130 when interrupted.
     """
     from weightlane.demo.settings import DemoSettings
 
@@ -68,15 +70,12 @@ def demo(
         report=report.absolute(),
     )
     try:
-        with _signals_end_it():
+        with _signals_end_it(), held_lock(locked):
             record = _show_json(settings) if as_json else _show_table(settings)
-    except WeightlaneError as error:
-        _print_error(error, as_json=as_json)
-        raise typer.Exit(_UNUSABLE) from error
     except KeyboardInterrupt:
-        typer.echo("Interrupted; every process of the demo was ended.", err=True)
+        _print_interrupted(as_json=as_json)
         raise typer.Exit(_INTERRUPTED) from None
-    raise typer.Exit(_PASSED if record.verdict.passed else _FAILED)
+    raise typer.Exit(WELL if record.verdict.passed else FAILED)
 
 
 def _show_table(settings: DemoSettings) -> Record:
@@ -111,14 +110,13 @@ def _show_json(settings: DemoSettings) -> Record:
     return record
 
 
-def _print_error(error: WeightlaneError, *, as_json: bool) -> None:
+def _print_interrupted(*, as_json: bool) -> None:
+    what = "Interrupted; every process of the demo was ended."
+    typer.echo(what, err=True)
     if as_json:
         from weightlane.cli.output import print_json
 
-        sentences = {"what": error.what, "why": error.why, "fix": error.fix}
-        print_json({"error": {"type": type(error).__name__, **sentences}})
-        return
-    typer.echo("\n".join(part for part in (error.what, error.why, error.fix) if part), err=True)
+        print_json({"error": {"type": "KeyboardInterrupt", "what": what, "why": "", "fix": ""}})
 
 
 @contextmanager

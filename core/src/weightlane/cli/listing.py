@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from weightlane.cli.output import print_json, print_line, print_lines, print_table
 from weightlane.cli.survey import BackendRow, survey
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def show_backends(*, as_json: bool) -> None:
+
+def show_backends(*, as_json: bool, locked: Path | None = None) -> None:
     """Prints registered backends, which one is chosen for what is installed here, and on which evidence."""
-    found = survey()
+    found = survey(locked)
     if as_json:
         print_json({"backends": found.backends, "plugins": found.plugins})
         return

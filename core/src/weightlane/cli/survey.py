@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import warnings
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from weightlane.catalogue import PUBLISHED, install_command
-from weightlane.errors import PinError, PluginError, WeightlaneError
+from weightlane.catalogue import PUBLISHED
+from weightlane.cli.engine_rows import (
+    EngineRow,
+    pin_error,
+    row_of_chosen,
+    row_of_error,
+    row_of_lock,
+    row_of_stray_lock,
+    row_of_stray_pin,
+    row_without_engine,
+    row_without_plugin,
+)
+from weightlane.discovery import DISABLE_VARIABLE
+from weightlane.errors import LockError, PinError, PluginError, WeightlaneError
+from weightlane.facts import no_facts
 from weightlane.notices import PluginWarning
-from weightlane.selection import Choice, choose, judge_all, require_pinned_plugin
+from weightlane.pins import engine_key
+from weightlane.selection import choose, judge_all
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from weightlane.candidates import Verdict
+    from weightlane.discovery import PluginStatus
     from weightlane.registry import Registry, Selected
     from weightlane.types import Role
 
@@ -37,25 +52,12 @@ class BackendRow(msgspec.Struct, frozen=True):
     reason: str
 
 
-class EngineRow(msgspec.Struct, frozen=True):
-    """One engine in one role: its version here ("" if it is not installed) and the backend chosen for it.
-
-    `problem` and `fix` are "" unless something is wrong; an engine that is not installed is not.
-    """
-
-    engine: str
-    role: str
-    version: str
-    source: str
-    backend: str
-    evidence: tuple[str, ...]
-    notes: tuple[str, ...]
-    problem: str
-    fix: str
-
-
 class PluginRow(msgspec.Struct, frozen=True):
-    """One plugin and how it fared."""
+    """One plugin and how it fared.
+
+    `sentence` tells the state in one sentence, without a full stop. `fix` says what makes an unusable plugin
+    usable, or gets rid of it; `command` is the shell command for it. Both are "" for an active one.
+    """
 
     name: str
     distribution: str
@@ -63,7 +65,10 @@ class PluginRow(msgspec.Struct, frozen=True):
     state: str
     error: str
     hooks: tuple[str, ...]
+    engines: tuple[str, ...]
     sentence: str
+    fix: str
+    command: str
 
 
 class Survey(msgspec.Struct, frozen=True):
@@ -74,17 +79,23 @@ class Survey(msgspec.Struct, frozen=True):
     engines: tuple[EngineRow, ...]
 
 
-def survey() -> Survey:
-    """Looks at this process's registry and at what is installed, importing neither torch nor an engine."""
+def survey(locked: Path | None = None) -> Survey:
+    """Looks at this process's registry and at what is installed, importing neither torch nor an engine.
+
+    Raises:
+        LockError: `locked`, or the lock that `WEIGHTLANE_LOCKED` names, cannot be read.
+    """
     from weightlane.registry import get_registry
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # the commands show the states themselves
-        return survey_of(get_registry())
+        registry = get_registry()
+        return survey_of(registry if locked is None else registry.under_lock(locked))
 
 
 def survey_of(registry: Registry) -> Survey:
     """The survey of one registry."""
+    held = registry.locks.held  # one that cannot be read is an error of its own, not of each engine
     pairs = sorted({(item.descriptor.role, item.descriptor.engine) for item in registry.backends()})
     backends: list[BackendRow] = []
     engines: list[EngineRow] = []
@@ -93,66 +104,74 @@ def survey_of(registry: Registry) -> Survey:
         engines.append(engine_row)
         backends += backend_rows
     served = {engine for _, engine in pairs}
-    engines += [_unserved(engine) for engine in PUBLISHED if engine not in served]
-    engines += _pinned_elsewhere(registry, served | set(PUBLISHED))
-    plugins = tuple(
-        PluginRow(
-            item.name, item.distribution, item.version, item.state, item.error, item.hooks, item.sentence
-        )
-        for item in registry.statuses()
-    )
-    return Survey(plugins, tuple(backends), tuple(engines))
+    statuses = registry.statuses()
+    claimed = {engine for item in statuses if item.state != "active" for engine in item.engines}
+    unserved = dict.fromkeys((*PUBLISHED, *sorted(claimed)))
+    engines += [row_without_plugin(registry, engine) for engine in unserved if engine not in served]
+    engines += _pinned_elsewhere(registry, {*served, *unserved})
+    if held:
+        engines += [row_of_stray_lock(held, row) for row in held.lock.backends if row.engine not in served]
+    return Survey(tuple(map(_plugin_row, statuses)), tuple(backends), tuple(engines))
 
 
 def _look_at(registry: Registry, role: Role, engine: str) -> tuple[EngineRow, list[BackendRow]]:
-    choice: Choice | None = None
-    version = source = ""
+    chosen: Selected | None = None
+    facts = no_facts(engine)
     error: WeightlaneError | None = None
+    reason = ""
     verdicts: tuple[Verdict, ...] = ()
     try:
         facts = registry.collect_facts(engine)
-        version, source = facts.version, facts.source
         verdicts = judge_all(registry, role, engine, facts)
-        choice = choose(registry, role, engine, facts)
+        chosen = choose(registry, role, engine, facts).selected
+        if facts.source == "assumed" and not facts.version:
+            chosen = None  # a probe that asks for nothing passes although there is no engine
     except WeightlaneError as exc:
         error = exc
-    chosen = choice.selected if choice else None
-    if error is not None and not version and not isinstance(error, PinError | PluginError):
+    if not facts.version and not isinstance(error, PinError | PluginError | LockError):
         error = None  # not installed here: nothing is wrong
-    if isinstance(error, PinError) and not version:
-        error = _pin_error(registry, engine)
-    row = EngineRow(
-        engine=engine,
-        role=role,
-        version=version,
-        source=source if version else "",
-        backend=chosen.origin if chosen else "",
-        evidence=chosen.evidence if chosen else (),
-        notes=chosen.notes if chosen else (),
-        problem=" ".join(part for part in (error.what, error.why) if part) if error else "",
-        fix=error.fix if error else _missing_fix(verdicts, engine, version),
+    if isinstance(error, PinError) and not facts.version:
+        error = pin_error(registry, engine)
+    if chosen is not None:
+        row = row_of_chosen(role, facts, chosen)
+    elif isinstance(error, LockError):
+        row, reason = row_of_lock(registry, role, facts, error)
+    elif error is not None:
+        row = row_of_error(role, facts, error, verdicts)
+    else:
+        row = row_without_engine(role, engine, verdicts)
+    rows = [_backend_row(registry, item, chosen, engine, facts.version) for item in verdicts]
+    return row, [msgspec.structs.replace(item, reason=reason) for item in rows] if reason else rows
+
+
+def _plugin_row(status: PluginStatus) -> PluginRow:
+    fix, command = _mend(status)
+    return PluginRow(
+        name=status.name,
+        distribution=status.distribution,
+        version=status.version,
+        state=status.state,
+        error=status.error,
+        hooks=status.hooks,
+        engines=status.engines,
+        sentence=status.sentence,
+        fix=fix,
+        command=command,
     )
-    return row, [_backend_row(registry, item, chosen, engine, version) for item in verdicts]
 
 
-def _pin_error(registry: Registry, engine: str) -> WeightlaneError | None:
-    """The error of a pin whose plugin is not here; None when only the engine is not."""
-    from weightlane.pins import engine_key
-
-    try:
-        require_pinned_plugin(registry, registry.pins[engine_key(engine)], engine)
-    except WeightlaneError as exc:
-        return exc
-    return None
-
-
-def _missing_fix(verdicts: tuple[Verdict, ...], engine: str, version: str) -> str:
-    if version:
-        return ""
-    hints = [
-        item.backend.descriptor.install_hint for item in verdicts if item.backend.descriptor.install_hint
-    ]
-    return next(iter(hints), install_command(engine))
+def _mend(status: PluginStatus) -> tuple[str, str]:
+    """What to do about a plugin that is not active, and the command that does it."""
+    remove = f"pip uninstall {status.distribution}"
+    if status.state == "active":
+        return "", ""
+    if status.state == "disabled":
+        return f"To use it, take it out of {DISABLE_VARIABLE}.", ""
+    if status.state == "conflict":
+        command = f"export WEIGHTLANE_PIN_{engine_key(status.name)}={status.distribution}"
+        return f"None of them is used until one is pinned ({command}) or removed ({remove}).", command
+    command = f"pip install -U weightlane {status.distribution}"
+    return f"The other plugins work without it. Run {command}, or {remove}.", command
 
 
 def _backend_row(
@@ -182,34 +201,10 @@ def _backend_row(
     )
 
 
-def _unserved(engine: str) -> EngineRow:
-    """An engine that no active plugin here serves, installed or not."""
-    for name in PUBLISHED[engine].engine_distributions:
-        try:
-            version = installed_version(name)
-        except PackageNotFoundError:
-            continue
-        return _row_without_plugin(engine, version)
-    return _row_without_plugin(engine, "")
-
-
-def _row_without_plugin(engine: str, version: str) -> EngineRow:
-    return EngineRow(
-        engine, "", version, "installed" if version else "", "", (), (), "", install_command(engine)
-    )
-
-
 def _pinned_elsewhere(registry: Registry, known: set[str]) -> list[EngineRow]:
-    """Pins of engines that nobody here registers: what was asked for is missing."""
-    from weightlane.pins import engine_key
-
     keys = {engine_key(engine) for engine in known}
-    rows: list[EngineRow] = []
-    for key, pin in registry.pins.items():
-        if key in keys:
-            continue
-        engine = key.lower()
-        problem = f"{pin.origin} pins {pin.text} for {engine}, and no plugin here registers that engine."
-        fix = f"Run pip install '{pin.distribution}{pin.versions}', or remove the pin."
-        rows.append(EngineRow(engine, "", "", "", "", (), (), problem, fix))
-    return rows
+    return [
+        row_of_stray_pin(key.lower(), pin.origin, pin.text, f"{pin.distribution}{pin.versions}")
+        for key, pin in registry.pins.items()
+        if key not in keys
+    ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from weightlane.demo.interpreter import has_gpu, require_distributions
 from weightlane.errors import EngineError
 from weightlane.front.process import last_lines, start_front_process
+from weightlane.reference.launch import ENVIRONMENT, server_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,9 +72,9 @@ def _start_reference(start: EngineStart) -> Iterator[RunningEngine]:
         start.python, start.engine, "weightlane", "transformers", fix='"weightlane[reference]"'
     )
     address, log = f"unix:{start.folder}/engine.sock", start.folder / "engine.log"
-    command = [str(start.python), "-m", "weightlane.reference.server", "--model", str(start.model)]
-    command += ["--address", address, "--threads", "1"]
-    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [str(start.python), *server_arguments(str(start.model), address, device="cpu")]
+    command += ["--threads", "1"]
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
     with start_front_process(
         command, address, log=log, ready_timeout_seconds=_START_SECONDS, environment=environment
     ):

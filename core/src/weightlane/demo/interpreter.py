@@ -6,6 +6,8 @@ import subprocess
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from weightlane.errors import EngineError
 from weightlane.interrupts import interrupts_held
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 60.0
 _TORCH_SECONDS = 180.0  # a cold import on a busy machine
 _LOOK = "import sys; from importlib.metadata import version; [version(name) for name in sys.argv[1:]]"
+_FOLDERS = "import json, sys; print(json.dumps([folder for folder in sys.path if folder]))"
 _GPU = "import torch; print('gpu' if torch.cuda.is_available() else 'cpu')"
 
 
@@ -31,6 +34,24 @@ def require_distributions(python: Path, engine: str, *names: str, fix: str) -> N
             f"It needs {' and '.join(names)}.",
             f"Run {python} -m pip install {fix}, or give --rollout-python another environment.",
         )
+
+
+def import_folders(python: Path, engine: str, *, option: str) -> tuple[str, ...]:
+    """The folders that this interpreter imports from, in which its distributions can be looked up.
+
+    Raises:
+        EngineError: the interpreter that `option` names does not run, or gives no answer.
+    """
+    asked = _run(python, engine, _FOLDERS, seconds=_LOOK_SECONDS, option=option)
+    try:
+        folders: list[str] = msgspec.json.decode(asked.stdout, type=list[str])
+    except msgspec.DecodeError as error:
+        raise EngineError(
+            f"{python} does not tell where it imports from: {_last_line(asked.stderr)}.",
+            f"{option} is to name the Python interpreter of the environment that holds {engine}.",
+            f"Give {option} that interpreter.",
+        ) from error
+    return tuple(folders)
 
 
 def has_gpu(python: Path, engine: str) -> bool:
@@ -53,7 +74,12 @@ def has_gpu(python: Path, engine: str) -> bool:
 
 
 def _run(
-    python: Path, engine: str, code: str, *arguments: str, seconds: float
+    python: Path,
+    engine: str,
+    code: str,
+    *arguments: str,
+    seconds: float,
+    option: str = "--rollout-python",
 ) -> subprocess.CompletedProcess[str]:
     command = [str(python), "-c", code, *arguments]
     pipe = subprocess.PIPE
@@ -70,7 +96,7 @@ def _run(
         raise EngineError(
             f"The interpreter {python} does not run: {error}.",
             f"{engine} is to be started with it.",
-            "Give --rollout-python the interpreter of the environment that holds the engine.",
+            f"Give {option} the interpreter of the environment that holds the engine.",
         ) from error
 
 

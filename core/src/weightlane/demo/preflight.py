@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from weightlane.errors import EngineError, SelectionError, near_names
+from weightlane.errors import EngineError, SelectionError, UsageError, near_names
 from weightlane.refusals import raise_no_candidate
 from weightlane.registry import get_registry
 from weightlane.selection import select
@@ -52,19 +52,19 @@ def _check_packages() -> None:
 
 def _check_options(settings: DemoSettings) -> None:
     if settings.url and settings.rollout_python:
-        raise EngineError(
+        raise UsageError(
             "--url and --rollout-python exclude each other.",
             "One names an engine that runs already, the other where to start one.",
             "Leave one out.",
         )
     if settings.url and settings.model is None:
-        raise EngineError(
+        raise UsageError(
             f"--url {settings.url} needs --model.",
             "The trainer begins from the checkpoint that the running engine was started from.",
             "Give its folder.",
         )
     if not settings.url and settings.rollout in {"vllm", "sglang"} and settings.rollout_python is None:
-        raise EngineError(
+        raise UsageError(
             f"--rollout {settings.rollout} needs --rollout-python or --url.",
             f"{settings.rollout} lives in an environment of its own, since it pins its own torch.",
             f"Give the interpreter of an environment that holds {settings.rollout}.",
@@ -86,7 +86,7 @@ def _mode(name: str) -> Mode:
         return Mode(name)
     except ValueError:
         known = [mode.value for mode in Mode]
-        raise SelectionError(
+        raise UsageError(
             f"There is no mode {name!r}.",
             f"Modes are {', '.join(known)}.",
             f"Near: {', '.join(near_names(name, known)) or 'none'}.",

@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightlane.errors import EngineError
+from weightlane.errors import EngineError, Problem
 
 KEY_VARIABLE = "WEIGHTLANE_FRONT_KEY"
 """Environment variable that holds the shared key of `tcp:` fronts; `unix:` fronts rely on their folder."""
@@ -62,6 +62,15 @@ def parse_address(text: str) -> FrontAddress:
             raise _bad(text, f"A front listens on loopback only, and {host or 'no host'} is not loopback.")
         return FrontAddress(text, host=host, port=int(port))
     raise _bad(text, f"It starts with {scheme or 'nothing'!r}.")
+
+
+def address_problems(text: str) -> list[Problem]:
+    """What keeps a front from listening on `text`, for a launch plan; empty when nothing does."""
+    try:
+        parse_address(text)
+    except EngineError as error:
+        return [Problem("address", text, f"{error.what} {error.why}", error.fix)]
+    return []
 
 
 def key_for(address: FrontAddress, given: bytes | None) -> bytes | None:

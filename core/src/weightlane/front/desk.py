@@ -13,7 +13,7 @@ from weightlane.front.gate import ServingGate
 if TYPE_CHECKING:
     from weightlane.front.engine import FrontEngine
 
-_SYNC_STARTS = frozenset({"receive", "begin-inline"})
+_SYNC_STARTS = frozenset({"receive", "begin-inline", "receive-disk"})
 _SYNC_GOES_ON = frozenset({"load-inline", "finish-inline"})
 
 
@@ -26,6 +26,7 @@ class _Kind(msgspec.Struct, frozen=True):
     backend: str = ""
     sync: int = 0
     version: int = 0
+    generation: str = "held"
 
 
 class FrontDesk:
@@ -63,7 +64,7 @@ class FrontDesk:
         if kind.backend:
             self._backend = kind.backend
         what = f"sync {kind.sync} to version {kind.version}"
-        if kind.type in _SYNC_STARTS:
+        if kind.type in _SYNC_STARTS and kind.generation == "held":
             self._gate.start_sync(what, request.timeout_seconds)
         writes = kind.type in _SYNC_STARTS or kind.type in _SYNC_GOES_ON or kind.type == "publish"
         try:

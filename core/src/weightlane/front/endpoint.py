@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightlane.adapters import AdapterRef
     from weightlane.facts import EngineFacts
     from weightlane.front.desk import FrontDesk
     from weightlane.program import EngineCall, RequestMove
@@ -110,10 +111,22 @@ class MessageEndpoint(ABC):
         )
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+        adapter: AdapterRef | None = None,
     ) -> tuple[messages.Generation, ...]:
         """Continuations; `NotServableError` while a failed sync has left the weights half-written."""
-        request = messages.Generate(tuple(tuple(prompt) for prompt in prompts), max_tokens, temperature, seed)
+        request = messages.Generate(
+            tuple(tuple(prompt) for prompt in prompts),
+            max_tokens,
+            temperature,
+            seed,
+            adapter.name if adapter else "",
+        )
         return self._ask(request, messages.Generations, "generate", self._timeout).generations
 
     def _ask(

@@ -1,7 +1,8 @@
 """The gate between generation and syncs: nothing is generated from half-written weights.
 
-It looks only at the kind of each agent message that passes. A sync starts with `Receive` or `BeginInline`:
-running generations end first, new ones wait. `Publish` opens the gate. After a failure or a `Cancel` the
+It looks only at the kind of each agent message that passes. A sync starts with `Receive`, `BeginInline` or
+`ReceiveDisk`: running generations end first, new ones wait, unless the message says that generation goes on
+(an adapter is loaded beside the one that serves). `Publish` opens the gate. After a failure or a `Cancel` the
 workers are asked whether they are servable; while one is not, generation is refused until a whole sync is
 published.
 """

@@ -1,4 +1,4 @@
-"""The handle on a `ReferenceEngine` of the caller's own process."""
+"""The handle on a reference engine of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 6  # digits of an incarnation; enough to tell engines of one folder apa
 
 
 class ReferenceEndpoint(LocalEndpoint):
-    """An `EngineEndpoint` whose worker takes tensors by reference."""
+    """Messages through the engine's own desk and gate; tensors may go to its agent by reference."""
 
     def __init__(self, engine: ReferenceEngine, timeout_seconds: float) -> None:
         address = f"inprocess:{engine.model_path}#{engine.worker.current_incarnation()[:_SHOWN]}"
@@ -23,5 +23,5 @@ class ReferenceEndpoint(LocalEndpoint):
         self._engine = engine
 
     def local_agent(self) -> WorkerAgent:
-        """The engine is its own worker."""
+        """The agent of the engine, which is its own worker."""
         return agent_of(self._engine)

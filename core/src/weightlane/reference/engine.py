@@ -12,6 +12,7 @@ from weightlane.agents import agent_of
 from weightlane.errors import EngineError, NotServableError, SyncTimeoutError
 from weightlane.facts import EngineFacts
 from weightlane.front.desk import FrontDesk
+from weightlane.reference.adapters import AdapterShelf
 from weightlane.reference.generation import generate_tokens
 from weightlane.reference.sleep import TAGS, SleepingMemory
 from weightlane.reference.worker import ReferenceWorker
@@ -19,6 +20,8 @@ from weightlane.reference.worker import ReferenceWorker
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from weightlane.adapter_engine import AdapterLoad
+    from weightlane.adapters import AdapterBinding
     from weightlane.messages import Generate, Generations
 
 _FENCE_WAIT_SECONDS = 60.0
@@ -51,6 +54,7 @@ class ReferenceEngine:
         self._writing: int | None = None
         self.memory = SleepingMemory()
         self.worker = ReferenceWorker(self)
+        self._adapters = AdapterShelf(self.model, self.worker.live_names)
         self.desk = FrontDesk(self, origin=f"reference engine (process {os.getpid()})")
 
     @property
@@ -98,8 +102,12 @@ class ReferenceEngine:
     def generate(self, request: Generate) -> Generations:
         """Continuations with log-probs; see `generate_tokens`.
 
+        A request that names no adapter is answered with the one served last, and with the base where none
+        is; the version is the adapter's.
+
         Raises:
             NotServableError: a sync has begun and is not published, or has failed.
+            EngineError: the request names an adapter that is not served.
         """
         with self._busy:
             self.memory.require_awake()
@@ -110,7 +118,9 @@ class ReferenceEngine:
                     f"{self._writing}.",
                     "Sync until a sync is published.",
                 )
-            return generate_tokens(self.model, request, version=self._version)
+            with self._adapters.applied(request.adapter) as adapter:
+                version = adapter.version if adapter else self._version
+                return generate_tokens(self.model, request, version=version)
 
     def shutdown(self) -> None:
         """Nothing outlives the process."""
@@ -124,7 +134,7 @@ class ReferenceEngine:
             SyncTimeoutError: a generation still ran after `timeout_seconds`; nothing was released.
             EngineError: an unknown tag, or one that is released already.
         """
-        with self._alone(f"release of {', '.join(tags)}", timeout_seconds):
+        with self._between_generations(f"release of {', '.join(tags)}", timeout_seconds):
             self.memory.release(tags, self.worker.synced_tensors())
 
     def wake(self, tags: Sequence[str] = TAGS, *, timeout_seconds: float = _FENCE_WAIT_SECONDS) -> None:
@@ -133,7 +143,7 @@ class ReferenceEngine:
         Raises:
             EngineError: an unknown tag, or one that is not released.
         """
-        with self._alone(f"resume of {', '.join(tags)}", timeout_seconds):
+        with self._between_generations(f"resume of {', '.join(tags)}", timeout_seconds):
             self.memory.resume(tags)
 
     def fence(self, version: int) -> None:
@@ -142,7 +152,7 @@ class ReferenceEngine:
         Raises:
             SyncTimeoutError: a generation still ran after a minute; nothing was fenced.
         """
-        with self._alone(f"Version {version}", _FENCE_WAIT_SECONDS):
+        with self._between_generations(f"Version {version}"):
             self._writing = version
 
     def unfence(self, version: int) -> None:
@@ -150,8 +160,24 @@ class ReferenceEngine:
         with self._busy:
             self._version, self._writing = version, None
 
+    def load_adapter(self, load: AdapterLoad) -> AdapterBinding:
+        """Holds an adapter beside what serves; see `AdapterShelf.load`."""
+        with self._between_generations(f"Adapter {load.ref.name}"):
+            return self._adapters.load(load)
+
+    def serve_adapter(self, slot: str) -> None:
+        """Generates with this adapter from the next request on, and stamps its version."""
+        with self._between_generations(f"Adapter slot {slot}"):
+            self._version = self._adapters.serve(slot).version
+
+    def remove_adapter(self, slot: str) -> None:
+        """Frees an adapter slot."""
+        with self._between_generations(f"Adapter slot {slot}"):
+            self._adapters.remove(slot)
+
     @contextmanager
-    def _alone(self, what: str, seconds: float) -> Iterator[None]:
+    def _between_generations(self, what: str, seconds: float | None = None) -> Iterator[None]:
+        seconds = _FENCE_WAIT_SECONDS if seconds is None else seconds
         if not self._busy.acquire(timeout=seconds):
             raise SyncTimeoutError(
                 f"{what} waited {seconds:g} s for a running generation.",

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
-from weightlane.contexts import LaunchPlan
-from weightlane.errors import EngineError, PlanError, Problem
+from weightlane.adapters import AdapterExpression
+from weightlane.errors import EngineError
 from weightlane.facts import EngineFacts
 from weightlane.hookspecs import hookimpl
+from weightlane.installations import find_distribution
+from weightlane.peft import parse_lora_name, peft_json
 from weightlane.probes import always_viable
 from weightlane.program import AgentMove, EngineCall, Lifecycle, MemoryCalls, Program
 from weightlane.receiver import NameEntry
-from weightlane.types import BackendDescriptor, Capability, TransportName
+from weightlane.types import BackendDescriptor, Capability, Phase, TransportName
 
 if TYPE_CHECKING:
     from weightlane.contexts import (
         AgentContext,
         BuildRequestsContext,
         EndpointContext,
+        ExpressAdapterContext,
         FactsContext,
         LaunchContext,
+        LaunchPlan,
         MapNamesContext,
     )
     from weightlane.endpoint import EngineEndpoint
@@ -47,14 +50,20 @@ def weightlane_register_backends() -> list[BackendDescriptor]:
             capabilities=frozenset(
                 {
                     Capability.RECEIVE_FULL,
+                    Capability.RECEIVE_ADAPTER,
                     Capability.WORKER_AGENT,
                     Capability.PAUSE,
                     Capability.WEIGHT_VERSION,
                 }
             ),
-            transports=(TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE),
+            transports=(
+                TransportName.INPROCESS,
+                TransportName.SHM,
+                TransportName.INLINE,
+                TransportName.DISK,
+            ),
             summary="transformers in its own process; right rather than fast",
-            install_hint='pip install "weightlane[reference]"',
+            install_hint="pip install 'weightlane[reference]'",
         )
     ]
 
@@ -65,12 +74,8 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
     if context.engine != ENGINE:
         return None
     if context.target is None:
-        for distribution in context.distributions:
-            try:
-                return EngineFacts(engine=ENGINE, version=metadata.version(distribution), source="installed")
-            except metadata.PackageNotFoundError:
-                continue
-        return None
+        found = find_distribution(context.distributions, context.search_path)
+        return EngineFacts(engine=ENGINE, version=found.version, source="installed") if found else None
     if context.target.handle is not None:
         return _engine_of(context.target.handle).facts()
     from weightlane.front.client import FrontEndpoint
@@ -84,22 +89,10 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
 
 @hookimpl
 def weightlane_plan_launch(context: LaunchContext) -> LaunchPlan:
-    """`python` arguments of the engine's server; the address is the caller's to add."""
-    if context.tensor_parallel != 1:
-        raise PlanError(
-            [
-                Problem(
-                    "capability",
-                    "tensor_parallel",
-                    f"the reference engine runs on one worker, and {context.tensor_parallel} were asked for",
-                    "Use tensor_parallel=1, or another engine.",
-                )
-            ]
-        )
-    return LaunchPlan(
-        arguments=("-m", "weightlane.reference.server", "--model", context.model),
-        notes=("add --address unix:/path and start it with the engine environment's python",),
-    )
+    """The engine's server behind a front."""
+    from weightlane.reference.launch import plan_launch
+
+    return plan_launch(context)
 
 
 @hookimpl
@@ -117,7 +110,12 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
 
 @hookimpl
 def weightlane_map_names(context: MapNamesContext) -> list[NameEntry]:
-    """Canonical names are this engine's own: exact, or dropped because tied, or unknown."""
+    """Canonical names are this engine's own: exact, or dropped because tied, or unknown.
+
+    An adapter's matrices go to the module that they name, in the dtype of its weight.
+    """
+    if context.manifest.phase is Phase.ADAPTER:
+        return _map_adapter(context)
     expected = {tensor.name: tensor for tensor in context.worker.expected}
     live = {tensor.name for tensor in context.worker.live}
     entries: list[NameEntry] = []
@@ -136,6 +134,28 @@ def weightlane_map_names(context: MapNamesContext) -> list[NameEntry]:
     return entries
 
 
+def _map_adapter(context: MapNamesContext) -> list[NameEntry]:
+    dtypes = {tensor.name: tensor.dtype for tensor in context.worker.expected}
+    entries: list[NameEntry] = []
+    for spec in context.manifest.tensors:
+        parsed = parse_lora_name(spec.name)
+        weight = f"{parsed.module}.weight" if parsed else ""
+        targets = (weight,) if weight in dtypes else ()
+        rule = "lora" if targets else "unknown"
+        entries.append(NameEntry(spec.name, spec.name, dtypes.get(weight) or spec.dtype, targets, rule))
+    return entries
+
+
+@hookimpl
+def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
+    """peft's own keys, two slots: every plain LoRA adapter can be carried."""
+    return AdapterExpression(
+        swap="two_slot",
+        wire=peft_json(context.adapter),
+        notes=("the adapter served before goes on serving until the new one is published",),
+    )
+
+
 @hookimpl
 def weightlane_build_requests(context: BuildRequestsContext) -> Program:
     """The agent receives; no request of the engine's own is needed."""
@@ -143,14 +163,17 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
         return Program(AgentMove("shm"))
     if context.transport is TransportName.INLINE:
         return Program(AgentMove("inline"))
+    if context.transport is TransportName.DISK:
+        return Program(AgentMove("disk"))
     return Program(AgentMove("inprocess"))
 
 
 @hookimpl
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
     """No pause to call: the front's gate follows the agent's own messages. Memory as the lane asks."""
+    held = ("generation is held back from the first message of a sync until it is published",)
     return Lifecycle(
-        notes=("generation is held back from the first message of a sync until it is published",),
+        notes=() if context.phase is Phase.ADAPTER else held,
         memory=tuple(
             MemoryCalls(tag, EngineCall(f"release_{tag}"), EngineCall(f"resume_{tag}"))
             for tag in context.release

@@ -7,6 +7,7 @@ import socket
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from weightlane.base_digest import base_problems, value_digests
 from weightlane.checkpoint import checkpoint_tensors_of_model
 from weightlane.errors import EngineError, Problem, SyncError, near_names
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
@@ -16,15 +17,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightlane.adapter_engine import AdapterLoad
+    from weightlane.adapters import AdapterBinding
     from weightlane.messages import ReceivePlan
     from weightlane.reference.engine import ReferenceEngine
 
 
 class ReferenceWorker:
-    """A `WorkerEngine` over the model of a `ReferenceEngine`.
+    """An `AdapterWorkerEngine` over the model of a `ReferenceEngine`.
 
     Every write is `copy_` into the live tensor, looked up by name at that moment. A sync is complete when
-    each expected tensor that is not tied was written once.
+    each expected tensor that is not tied was written once. `live_names` gives the model's own names by
+    checkpoint name.
     """
 
     def __init__(self, engine: ReferenceEngine) -> None:
@@ -40,7 +44,7 @@ class ReferenceWorker:
                 f"{type(engine.model).__name__}.",
                 "Use a dense model, transformers 4, or another engine.",
             )
-        self._live_names = {tensor.canonical: tensor.live_name for tensor in checkpoint}
+        self.live_names = {tensor.canonical: tensor.live_name for tensor in checkpoint}
         self._tied = {tensor.canonical: tensor.tied_to for tensor in checkpoint if tensor.tied_to}
         self._written: set[str] = set()
 
@@ -83,22 +87,24 @@ class ReferenceWorker:
     def synced_tensors(self) -> list[Any]:
         """The live tensors that a full sync writes; others, such as rotary tables, nobody would restore."""
         live = self._live_tensors()
-        return [live[name] for name in self._live_names.values()]
+        return [live[name] for name in self.live_names.values()]
 
     def why_not_whole(self) -> str:
         """Weights that were released are lost until a full sync has written them."""
         return self._engine.memory.why_lost
 
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
-        """Whatever cannot be written into the live model, by name and by shape."""
+        """Whatever cannot be written into the live model, by name and by shape; an adapter's other base."""
+        if plan.adapter is not None:
+            return self._check_base(plan.adapter.base)
         live = self._live_tensors()
         problems: list[Problem] = []
         for wire in plan.tensors:
-            target = live.get(self._live_names.get(wire.name, ""))
+            target = live.get(self.live_names.get(wire.name, ""))
             if target is None or wire.name in self._tied:
                 why = "is tied" if wire.name in self._tied else "is not a tensor of this model"
                 problems.append(
-                    Problem("extra-name", wire.name, why, near=near_names(wire.name, self._live_names))
+                    Problem("extra-name", wire.name, why, near=near_names(wire.name, self.live_names))
                 )
             elif tuple(target.shape) != wire.shape:
                 problems.append(
@@ -107,6 +113,12 @@ class ReferenceWorker:
                     )
                 )
         return problems
+
+    def _check_base(self, trained_on: dict[str, str]) -> Sequence[Problem]:
+        live = self._live_tensors()
+        held = value_digests({name: live[self.live_names[name]] for name in self.live_names})
+        receiver = f"the reference engine (process {os.getpid()})"
+        return base_problems(trained_on, held, self._tied, receiver=receiver)
 
     def begin(self, version: int) -> None:
         """Refuses generation from here until `publish`; waits for a running one."""
@@ -130,7 +142,7 @@ class ReferenceWorker:
         live = self._live_tensors()
         with torch.no_grad():
             for name, tensor in tensors:
-                target = live.get(self._live_names.get(name, ""))
+                target = live.get(self.live_names.get(name, ""))
                 if target is None or name in self._tied:
                     why = (
                         f"It is tied to {self._tied[name]}."
@@ -158,7 +170,7 @@ class ReferenceWorker:
         Raises:
             SyncError: names what is missing; the engine stays fenced.
         """
-        missing = [name for name in self._live_names if name not in self._written and name not in self._tied]
+        missing = [name for name in self.live_names if name not in self._written and name not in self._tied]
         if missing:
             raise SyncError(
                 f"Version {version} is incomplete: {missing[0]} and {len(missing) - 1} more never came.",
@@ -169,6 +181,18 @@ class ReferenceWorker:
     def publish(self, version: int) -> None:
         """Serves `version` from now on."""
         self._engine.unfence(version)
+
+    def load_adapter(self, load: AdapterLoad) -> AdapterBinding:
+        """Binds the adapter to linear modules without serving it."""
+        return self._engine.load_adapter(load)
+
+    def serve_adapter(self, slot: str) -> None:
+        """Generates with the slot's adapter from now on."""
+        self._engine.serve_adapter(slot)
+
+    def remove_adapter(self, slot: str) -> None:
+        """Unbinds the slot's adapter."""
+        self._engine.remove_adapter(slot)
 
     def _live_tensors(self) -> dict[str, Any]:
         # Looked up at each call: whoever replaces a parameter must not leave us writing into the old one.

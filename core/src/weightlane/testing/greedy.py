@@ -30,18 +30,37 @@ def greedy_continuations(
 
 
 @torch.no_grad()
+def greedy_choices(
+    model: torch.nn.Module, prompts: Sequence[Sequence[int]], given: Sequence[Sequence[int]]
+) -> list[Continuation]:
+    """What the model prefers at each place of given continuations, in one forward pass a prompt.
+
+    Where its tokens are the given ones they are its greedy continuation: each was preferred after the
+    prompt and the tokens before it.
+    """
+    found: list[Continuation] = []
+    for prompt, token_ids in zip(prompts, given, strict=True):
+        best = _logprob_rows(model, prompt, token_ids).max(dim=-1)
+        found.append(Continuation(tuple(best.indices.tolist()), tuple(best.values.tolist())))
+    return found
+
+
+@torch.no_grad()
 def forced_logprobs(
     model: torch.nn.Module, prompts: Sequence[Sequence[int]], continuations: Sequence[Continuation]
 ) -> list[Tensor]:
     """Log-probs that the model gives to given continuations; one tensor of shape (tokens,) a prompt."""
     found: list[Tensor] = []
     for prompt, continuation in zip(prompts, continuations, strict=True):
-        ids = torch.tensor([[*prompt, *continuation.token_ids]])
-        logits = model(input_ids=ids, use_cache=False).logits[0].float()
-        chosen = torch.tensor(continuation.token_ids)
-        rows = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
-        found.append(rows.gather(1, chosen[:, None]).squeeze(1))
+        rows = _logprob_rows(model, prompt, continuation.token_ids)
+        found.append(rows.gather(1, torch.tensor(continuation.token_ids)[:, None]).squeeze(1))
     return found
+
+
+def _logprob_rows(model: torch.nn.Module, prompt: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+    """Log-probs of every token at each place of a continuation, shape (tokens, vocabulary), fp32."""
+    logits = model(input_ids=torch.tensor([[*prompt, *token_ids]]), use_cache=False).logits[0].float()
+    return torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
 
 
 def _continue(model: torch.nn.Module, prompt: Sequence[int], max_tokens: int) -> Continuation:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import weightlane as wl
 from weightlane.hookspecs import hookimpl
 from weightlane.registry import get_registry
-from weightlane.testing.greedy import Continuation, forced_logprobs, greedy_continuations
+from weightlane.testing.greedy import Continuation, forced_logprobs, greedy_choices, greedy_continuations
 from weightlane.testing.parity_result import SyncParity
 from weightlane.testing.steps import take_step
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightlane.events import SyncEvent
-    from weightlane.lane import Lane
+    from weightlane.messages import Generation
 
 TEXTS = ("The capital of France is", "Water boils at a temperature of", "The opposite of hot is")
 
@@ -49,7 +49,7 @@ class Arguments:
     tokens: int
     noise: float
     placement: Literal["replicated", "partitioned"]
-    transport: Literal["shm", "inline"] | None
+    transport: Literal["shm", "inline", "disk"] | None
     bucket_bytes: int
     bucket_seconds: float
     engine_model: str
@@ -119,16 +119,16 @@ def run(arguments: Arguments) -> bool:
             sys.stdout.write(f"{lane.plan()}\n")
         before = greedy_continuations(model, prompts, arguments.tokens) if first else []
         for sync in range(1, arguments.syncs + 1):
-            old = forced_logprobs(model, prompts, before) if first else []
             change_weights(model, noise=arguments.noise, seed=sync)
             report = take_step(f"sync {sync}", rank, lambda version=sync: lane.sync(version))  # type: ignore[misc]
             if report is None:
                 return False
             if first:
-                new = forced_logprobs(model, prompts, before)
-                moved = max(float((a - b).abs().max()) for a, b in zip(old, new, strict=True))
-                before = greedy_continuations(model, prompts, arguments.tokens)
-                parity = _compare(lane, prompts, before, arguments.tokens, sync, moved, report.nbytes)
+                after = forced_logprobs(model, prompts, before)
+                moved = max(_largest_difference(a.logprobs, b) for a, b in zip(before, after, strict=True))
+                given = lane.replicas[0].generate(prompts, max_tokens=arguments.tokens)
+                before = greedy_choices(model, prompts, [generation.token_ids for generation in given])
+                parity = _compare(given, before, arguments.tokens, sync, moved, report.nbytes)
                 parity = msgspec.structs.replace(
                     parity,
                     seconds=report.seconds,
@@ -141,28 +141,30 @@ def run(arguments: Arguments) -> bool:
 
 
 def _compare(
-    lane: Lane,
-    prompts: Sequence[Sequence[int]],
+    given: Sequence[Generation],
     wanted: Sequence[Continuation],
     tokens: int,
     sync: int,
     moved: float,
     nbytes: int,
 ) -> SyncParity:
-    given = lane.replicas[0].generate(prompts, max_tokens=tokens)
     pairs = list(zip(given, wanted, strict=True))
     return SyncParity(
         sync=sync,
-        tokens_equal=all(mine.token_ids == theirs.token_ids for mine, theirs in pairs),
-        difference=max(
-            abs(a - b) for mine, theirs in pairs for a, b in zip(mine.logprobs, theirs.logprobs, strict=False)
+        tokens_equal=all(
+            len(mine.token_ids) == tokens and mine.token_ids == theirs.token_ids for mine, theirs in pairs
         ),
+        difference=max(_largest_difference(mine.logprobs, theirs.logprobs) for mine, theirs in pairs),
         moved=moved,
         versions=tuple(generation.weight_version for generation in given),
         nbytes=nbytes,
         seconds=0.0,
         verified=(),
     )
+
+
+def _largest_difference(some: Sequence[float], others: Sequence[float] | torch.Tensor) -> float:
+    return float((torch.tensor(some) - torch.as_tensor(others)).abs().max())
 
 
 def _prompts(folder: str, vocabulary: int) -> tuple[list[list[int]], Any]:
@@ -187,7 +189,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=12)
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--placement", default="replicated", choices=("replicated", "partitioned"))
-    parser.add_argument("--transport", default=None, choices=("shm", "inline"))
+    parser.add_argument("--transport", default=None, choices=("shm", "inline", "disk"))
     parser.add_argument("--bucket-bytes", type=int, default=64 << 20)
     parser.add_argument("--bucket-seconds", type=float, default=0.0)
     parser.add_argument("--engine-model", default="")

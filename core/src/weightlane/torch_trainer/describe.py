@@ -1,16 +1,15 @@
-"""What one rank holds: its named tensors, looked up afresh each time, and its part of the manifest."""
+"""What one rank holds in the phase that is exported, and its part of the manifest."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from weightlane.errors import ExportError
 from weightlane.manifest import RankManifest, TensorSpec
 from weightlane.packing import dtype_name
+from weightlane.torch_trainer.modules import named_tensors
+from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,39 +17,19 @@ if TYPE_CHECKING:
     from weightlane.contexts import ExportContext
 
 PLACEMENTS = ("replicated", "partitioned")
-_WRAPPERS = ("module", "_orig_mod")
 
 
-def named_tensors(model: Any) -> dict[str, Tensor]:
-    """Parameters and persistent buffers under checkpoint names, without a copy.
-
-    `model` is a torch module (DistributedDataParallel and torch.compile wrappers are taken off), a mapping
-    of names to tensors, or None on a rank that holds nothing. Tied tensors appear under each of their names.
+def held_tensors(context: ExportContext) -> dict[str, Tensor]:
+    """What this rank exports, under canonical names, without a copy: the whole state, or an adapter.
 
     Raises:
-        ExportError: something is not a plain tensor (an FSDP or tensor-parallel shard, extra state).
+        ExportError: see `named_tensors` and `adapter_tensors`.
     """
-    if model is None:
-        return {}
-    if isinstance(model, Mapping):
-        found: dict[str, Any] = dict(model)
-    elif isinstance(model, torch.nn.Module):
-        _refuse_flat_shards(model)
-        found = _unwrapped(model).state_dict(keep_vars=True)
-    else:
-        raise ExportError(
-            f"A trainer model of type {type(model).__name__} cannot be exported.",
-            "The torch trainer takes a torch.nn.Module, a mapping of names to tensors, or None.",
-            "Pass one of these as model=.",
-        )
-    for name, tensor in found.items():
-        if not _is_plain(tensor):
-            raise ExportError(
-                f"{name} is {_kind(tensor)}, not a plain tensor with data.",
-                "The torch trainer exports whole tensors; shards and wrappers need a trainer that gathers.",
-                "Use wl.trainer('fsdp', ...) for FSDP modules, or exclude the entry.",
-            )
-    return {name: tensor.detach() for name, tensor in found.items()}
+    if context.phase is Phase.ADAPTER:
+        from weightlane.torch_trainer.adapter import adapter_tensors
+
+        return adapter_tensors(context)
+    return named_tensors(context.model)
 
 
 def describe(context: ExportContext) -> RankManifest:
@@ -62,7 +41,13 @@ def describe(context: ExportContext) -> RankManifest:
             f"It is one of {', '.join(PLACEMENTS)}.",
             "Correct trainer(...).",
         )
-    tensors = named_tensors(context.model)
+    if "adapter" in context.options and context.phase is not Phase.ADAPTER:
+        raise ExportError(
+            f"adapter={context.options['adapter']!r} was given with phase {context.phase.value}.",
+            "An adapter is named in mode adapter alone.",
+            "Leave it out, or connect with mode='adapter'.",
+        )
+    tensors = held_tensors(context)
     owners: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -92,51 +77,15 @@ def describe(context: ExportContext) -> RankManifest:
         aliases=aliases,
         host=socket.gethostname(),
         device=devices.pop() if len(devices) == 1 else "cpu",
+        base=_base_digests(context),
     )
 
 
-def _refuse_flat_shards(model: torch.nn.Module) -> None:
-    # Asking FSDP 1 for its state dict is a collective, and describing must not start one.
-    for name, module in model.named_modules():
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise ExportError(
-                f"{name or 'The model'} is wrapped by FullyShardedDataParallel.",
-                "The torch trainer exports whole tensors and gathers no shards.",
-                "Use wl.trainer('fsdp', ...).",
-            )
+def _base_digests(context: ExportContext) -> dict[str, str]:
+    """What the adapter was trained on, by value; nothing in other phases, which send it all."""
+    if context.phase is not Phase.ADAPTER:
+        return {}
+    from weightlane.base_digest import value_digests
+    from weightlane.torch_trainer.adapter import base_tensors
 
-
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    while True:
-        inner = next(
-            (model._modules[name] for name in _WRAPPERS if list(model._modules) == [name] and _wraps(model)),
-            None,
-        )
-        if inner is None:
-            return model
-        model = inner
-
-
-def _wraps(model: torch.nn.Module) -> bool:
-    return (
-        isinstance(model, torch.nn.parallel.DistributedDataParallel)
-        or type(model).__name__ == "OptimizedModule"
-    )
-
-
-def _is_plain(tensor: object) -> bool:
-    return (
-        isinstance(tensor, torch.Tensor)
-        and not hasattr(tensor, "full_tensor")
-        and not tensor.is_meta
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-    )
-
-
-def _kind(tensor: object) -> str:
-    if isinstance(tensor, torch.Tensor) and tensor.is_meta:
-        return "a tensor on the meta device"
-    if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
-    return f"a {type(tensor).__name__}"
+    return value_digests(base_tensors(context))

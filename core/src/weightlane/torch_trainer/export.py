@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from weightlane.errors import ExportError
 from weightlane.packing import dtype_name, torch_dtype
-from weightlane.torch_trainer.describe import named_tensors
+from weightlane.torch_trainer.describe import held_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,10 +43,15 @@ class TorchStream:
 
     def __enter__(self) -> ExportStream:
         rank = self._context.export.rank
-        held = named_tensors(self._context.export.model)
+        held = held_tensors(self._context.export)
         for spec in self._specs:
             if rank in spec.holders:
                 _require_as_announced(spec, held, rank)
+        adapter = self._context.manifest.adapter
+        if adapter is not None and self._context.export.model is not None:
+            from weightlane.torch_trainer.adapter import require_scales
+
+            require_scales(self._context.export.model, adapter)
         return self
 
     def __exit__(
@@ -59,7 +64,7 @@ class TorchStream:
 
     def __iter__(self) -> Iterator[Sequence[tuple[int, Tensor]]]:
         """One list of (index into the plan's tensors, tensor) a bucket; empty on a rank that only drains."""
-        held = named_tensors(self._context.export.model)
+        held = held_tensors(self._context.export)
         for layout in self._context.buckets:
             bucket: list[tuple[int, Tensor]] = []
             for entry in layout.entries:

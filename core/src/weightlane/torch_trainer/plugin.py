@@ -16,8 +16,15 @@ from weightlane.types import BackendDescriptor, Capability
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightlane.contexts import ExportContext, FactsContext, StreamContext, TrainerLifecycleContext
+    from weightlane.contexts import (
+        ExportContext,
+        FactsContext,
+        PeftConfigContext,
+        StreamContext,
+        TrainerLifecycleContext,
+    )
     from weightlane.manifest import RankManifest
+    from weightlane.peft import AdapterConfig
     from weightlane.stream import ExportStream
 
 TORCH = BackendDescriptor(
@@ -28,8 +35,8 @@ TORCH = BackendDescriptor(
     versions=SpecifierSet(">=2.4"),
     distributions=("torch",),
     probe=always_viable,
-    capabilities=frozenset({Capability.EXPORT_FULL}),
-    options=frozenset({"placement"}),
+    capabilities=frozenset({Capability.EXPORT_FULL, Capability.EXPORT_ADAPTER}),
+    options=frozenset({"placement", "adapter"}),
     summary="plain torch modules, replicated on every rank or partitioned over ranks",
     install_hint="pip install torch",
 )
@@ -63,6 +70,14 @@ def weightlane_describe_export(context: ExportContext) -> RankManifest:
     from weightlane.torch_trainer.describe import describe
 
     return describe(context)
+
+
+@hookimpl
+def weightlane_normalize_peft_config(context: PeftConfigContext) -> AdapterConfig:
+    """The configuration that peft left on the module."""
+    from weightlane.torch_trainer.adapter import adapter_config
+
+    return adapter_config(context)
 
 
 @hookimpl

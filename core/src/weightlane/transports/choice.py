@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def controller_sink(plan: LanePlan, number: int, endpoint: EngineEndpoint) -> Sink | None:
-    """The sink of a replica that is fed through its endpoint; None where ranks feed it by ring."""
+    """The sink of a replica that is fed through its endpoint; None where a ring or the lane's folder does."""
     replica = plan.replicas[number]
     move = replica.program.move
     if isinstance(move, RequestMove):
@@ -26,5 +26,5 @@ def controller_sink(plan: LanePlan, number: int, endpoint: EngineEndpoint) -> Si
             return AgentInlineSink(plan, replica, endpoint)
         case TransportName.INPROCESS:
             return InprocessSink(plan, replica, endpoint)
-        case TransportName.SHM:
+        case TransportName.SHM | TransportName.DISK:
             return None

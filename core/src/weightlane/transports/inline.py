@@ -42,7 +42,14 @@ class AgentInlineSink:
         """Opens the sync on every worker; a worker that is not the planned one refuses here."""
         self._sync, self._seconds = sync, bounds.bucket_seconds
         self._digest = WireDigest() if self._plan.verify == "digest" else None
-        request = BeginInline(self._plan.lane, self._plan.digest(), sync, version, self._replica.incarnations)
+        request = BeginInline(
+            self._plan.lane,
+            self._plan.digest(),
+            sync,
+            version,
+            self._replica.incarnations,
+            self._replica.generation,
+        )
         self._call(request)
 
     def put(self, layout: BucketLayout, tensors: Sequence[tuple[int, Tensor]]) -> None:

@@ -42,7 +42,14 @@ class InprocessSink:
     def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:
         """Opens the sync on the worker; another incarnation refuses here."""
         self._sync = sync
-        request = BeginInline(self._plan.lane, self._plan.digest(), sync, version, self._replica.incarnations)
+        request = BeginInline(
+            self._plan.lane,
+            self._plan.digest(),
+            sync,
+            version,
+            self._replica.incarnations,
+            self._replica.generation,
+        )
         call_agents(self._endpoint, request, Done, workers=1, seconds=bounds.bucket_seconds)
 
     def put(self, layout: BucketLayout, tensors: Sequence[tuple[int, Tensor]]) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightlane.adapters import AdapterRef
     from weightlane.contexts import EndpointContext, RolloutTarget
     from weightlane.facts import EngineFacts
     from weightlane.messages import Generation
@@ -140,12 +141,24 @@ class SglangEndpoint(EngineEndpoint):
 
     @override
     def generate(
-        self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float = 0.0, seed: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+        adapter: AdapterRef | None = None,
     ) -> tuple[Generation, ...]:
         """Continuations of exactly `max_tokens` tokens, the end token ignored; greedy at temperature 0.
 
         Temperatures other than 0 and 1 are refused, since SGLang's log-probs would be of scaled logits.
         """
+        if adapter is not None:
+            raise EngineError(
+                f"A request to SGLang at {self.address} names adapter {adapter.name!r}.",
+                "This era of the plugin loads no adapters.",
+                "Leave it out.",
+            )
         if not prompts:
             return ()
         body = generate_body(prompts, max_tokens=max_tokens, temperature=temperature, seed=seed)

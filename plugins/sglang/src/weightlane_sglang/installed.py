@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weightlane.facts import EngineFacts
+from weightlane.installations import find_distribution
 from weightlane_sglang.contract import ENGINE, FIELDS_USED
 
 if TYPE_CHECKING:
@@ -18,21 +18,19 @@ _SERVER = "sglang/srt/entrypoints/http_server.py"
 _VERBS = frozenset({"get", "post", "put", "delete", "api_route"})
 
 
-def installed_facts(distributions: Sequence[str]) -> EngineFacts | None:
+def installed_facts(distributions: Sequence[str], search_path: Sequence[str] = ()) -> EngineFacts | None:
     """Facts of the first installed distribution of `distributions`; None when there is none.
 
-    Sources that cannot be found (an editable install) give a version alone, which no probe takes for proof.
+    `search_path` names the folders of another environment. Sources that cannot be found (an editable install)
+    give a version alone, which no probe takes for proof.
     """
-    for name in distributions:
-        try:
-            found = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue
-        routes, fields = read_sources(Path(str(found.locate_file(""))))
-        return EngineFacts(
-            engine=ENGINE, version=found.version, source="installed", request_fields=fields, routes=routes
-        )
-    return None
+    found = find_distribution(distributions, search_path)
+    if found is None:
+        return None
+    routes, fields = read_sources(Path(str(found.locate_file(""))))
+    return EngineFacts(
+        engine=ENGINE, version=found.version, source="installed", request_fields=fields, routes=routes
+    )
 
 
 def read_sources(root: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:

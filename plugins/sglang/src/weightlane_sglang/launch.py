@@ -15,9 +15,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from weightlane.contexts import LaunchContext, LaunchPlan
-from weightlane.errors import EngineDeadError, EngineError
+from weightlane.errors import EngineDeadError, EngineError, PlanError, Problem
 from weightlane.interrupts import interrupts_held
 from weightlane_sglang.contract import MODEL_INFO_ROUTE
 from weightlane_sglang.http_channel import HttpChannel
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Device: TypeAlias = Literal["cpu", "gpu"]
 
 _LOOPBACK = "127.0.0.1"
+_PROPOSED_ADDRESS = f"http://{_LOOPBACK}:30000"
 _LAST_LOG_LINES = 25
 _POLL_SECONDS = 0.25
 _END_SECONDS = 5.0
@@ -38,12 +40,19 @@ _NO_CPU_KERNELS = (
     "machine with a GPU."
 )
 
+_CPU_NOTE = (
+    "The settings for CPU are for trying things out: float32, sequences of 256 tokens at most, four at a "
+    "time. SGLang's own packages hold no kernels for CPU."
+)
+_PORT_NOTE = "Whoever can reach its port can run code in it: keep it on loopback or a trusted network."
+
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 _CPU_ARGUMENTS = (
     *("--device", "cpu", "--dtype", "float32"),
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
     *("--max-total-tokens", "2048", "--max-running-requests", "4", "--context-length", "256"),
     *("--mem-fraction-static", "0.3", "--disable-overlap-schedule", "--disable-cuda-graph"),
+    "--sleep-on-idle",  # a waiting scheduler would otherwise keep a core busy
     # generation starts when we ask for it, with token ids
     *("--skip-server-warmup", "--skip-tokenizer-init"),
 )
@@ -81,6 +90,14 @@ def server_arguments(model: str, *, tensor_parallel: int, device: Device) -> tup
     return (*arguments, *_CPU_ARGUMENTS) if device == "cpu" else arguments
 
 
+def launch_arguments(
+    model: str, *, host: str, port: int, tensor_parallel: int, device: Device
+) -> tuple[str, ...]:
+    """All that the interpreter of the engine's environment is given."""
+    server = ("-m", "sglang.launch_server", "--host", host, "--port", str(port))
+    return (*server, *server_arguments(model, tensor_parallel=tensor_parallel, device=device))
+
+
 def server_environment(*, tensor_parallel: int, device: Device) -> dict[str, str]:
     """Environment variables to add for the server."""
     if device == "gpu":
@@ -98,16 +115,38 @@ def server_environment(*, tensor_parallel: int, device: Device) -> dict[str, str
 
 
 def plan_launch(context: LaunchContext) -> LaunchPlan:
-    """Arguments and environment for a server that a lane can reach by requests; nothing of ours enters it."""
+    """A server of SGLang's own that a lane can reach by requests; nothing of ours enters it.
+
+    Raises:
+        PlanError: its address is no `http://HOST:PORT`.
+    """
     device: Device = "cpu" if context.facts.device == "cpu" else "gpu"
-    return LaunchPlan(
-        arguments=server_arguments(context.model, tensor_parallel=context.tensor_parallel, device=device),
-        environment=server_environment(tensor_parallel=context.tensor_parallel, device=device),
-        notes=(
-            "Start it with: python -m sglang.launch_server ARGUMENTS",
-            "Whoever can reach its port can run code in it: keep it on loopback or a trusted network.",
-        ),
+    address = context.address or _PROPOSED_ADDRESS
+    host, port = _host_and_port(address)
+    arguments = launch_arguments(
+        context.model, host=host, port=port, tensor_parallel=context.tensor_parallel, device=device
     )
+    return LaunchPlan(
+        arguments=arguments,
+        environment=server_environment(tensor_parallel=context.tensor_parallel, device=device),
+        notes=(_CPU_NOTE, _PORT_NOTE) if device == "cpu" else (_PORT_NOTE,),
+        address=address,
+    )
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    else:
+        if parts.scheme != "http" or parts.path.strip("/") or parts.query or parts.username:
+            host = None
+    if not host or not port:
+        what = "is not where an SGLang server listens"
+        raise PlanError([Problem("address", address, what, f"Give http://HOST:PORT: {_PROPOSED_ADDRESS}.")])
+    return host, port
 
 
 @contextmanager
@@ -135,14 +174,14 @@ def launched_server(
     kept = log is not None
     descriptor, path = _open_log(log)
     port = _free_port()
-    command = [
-        str(settings.python),
-        *("-m", "sglang.launch_server", "--host", _LOOPBACK, "--port", str(port)),
-        *server_arguments(
-            str(settings.model.resolve()), tensor_parallel=settings.tensor_parallel, device=settings.device
-        ),
-        *settings.arguments,
-    ]
+    arguments = launch_arguments(
+        str(settings.model.resolve()),
+        host=_LOOPBACK,
+        port=port,
+        tensor_parallel=settings.tensor_parallel,
+        device=settings.device,
+    )
+    command = [str(settings.python), *arguments, *settings.arguments]
     environment = {
         **os.environ,
         **server_environment(tensor_parallel=settings.tensor_parallel, device=settings.device),

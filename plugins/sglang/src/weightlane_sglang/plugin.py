@@ -52,7 +52,7 @@ def weightlane_register_backends() -> Iterable[BackendDescriptor]:
             ),
             transports=(TransportName.INLINE,),
             summary="A running SGLang server through its own HTTP requests; plain checkpoint names.",
-            install_hint="pip install sglang==0.5.18 where the server runs; this side needs no SGLang",
+            install_hint="pip install 'sglang==0.5.18'",
         )
     ]
 
@@ -65,7 +65,7 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
     if target is None:
         from weightlane_sglang.installed import installed_facts
 
-        return installed_facts(context.distributions)
+        return installed_facts(context.distributions, context.search_path)
     if not target.address.startswith(("http://", "https://")):
         return None
     from weightlane_sglang.http_channel import HttpChannel

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weightlane.facts import EngineFacts, ParallelSizes
+from weightlane.installations import find_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,29 +69,23 @@ QUESTIONS = (
 
 def installed_version(distributions: Sequence[str]) -> str:
     """The version of the first of `distributions` that is installed, "" when none is."""
-    found = _installed(distributions)
+    found = find_distribution(distributions)
     return found.version if found else ""
 
 
-def installed_facts(distributions: Sequence[str]) -> EngineFacts | None:
+def installed_facts(distributions: Sequence[str], search_path: Sequence[str] = ()) -> EngineFacts | None:
     """Facts of the installed package from its metadata and source text; None when it is not installed.
 
     A question whose source file is not at hand (an import hook of an editable install) stays unasked.
+    `search_path` names the folders of another environment.
     """
-    found = _installed(distributions)
+    found = find_distribution(distributions, search_path)
     if found is None:
         return None
     root = Path(str(found.locate_file("")))
     answers = {question.key: _ask(root, question) for question in QUESTIONS}
     attributes = {key: answer for key, answer in answers.items() if answer is not None}
     return EngineFacts(engine=ENGINE, version=found.version, source="installed", attributes=attributes)
-
-
-def _installed(distributions: Sequence[str]) -> importlib.metadata.Distribution | None:
-    for name in distributions:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.distribution(name)
-    return None
 
 
 def _ask(root: Path, question: Question) -> bool | None:

@@ -98,8 +98,14 @@ class LlmFrontEngine:
         """Continuations of token-id prompts; log-probs are of the model's own distribution, natural log.
 
         Raises:
-            EngineError: a continuation has not `max_tokens` tokens.
+            EngineError: a continuation has not `max_tokens` tokens, or the request names an adapter.
         """
+        if request.adapter:
+            raise EngineError(
+                f"A request to vLLM names adapter {request.adapter!r}.",
+                "This era of the plugin loads no adapters.",
+                "Leave it out.",
+            )
 
         def run(llm: Any) -> list[Any]:
             from vllm import SamplingParams

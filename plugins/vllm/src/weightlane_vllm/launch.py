@@ -1,4 +1,4 @@
-"""How vLLM is started so that a lane can reach it: the arguments, and what a CPU build needs besides."""
+"""How vLLM is started so that a lane can reach it: arguments, environment, and what a CPU build needs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from weightlane.contexts import LaunchPlan
+from weightlane.errors import PlanError
+from weightlane.front.address import address_problems
+from weightlane.front.socket_folder import proposed_address
 from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS
 
 if TYPE_CHECKING:
@@ -15,10 +18,15 @@ if TYPE_CHECKING:
 
     from weightlane.contexts import LaunchContext
 
-
-_HOW_TO_START = (
-    "Behind a front: python -m weightlane_vllm.server --model DIR --address unix:/PATH; "
-    "in your own process: vllm.LLM(...) with the same arguments, passed as rollout('vllm', engine=llm)."
+_OWN_PROCESS = (
+    f"In a process of your own instead: vllm.LLM(..., worker_extension_cls={WORKER_EXTENSION_CLASS!r}), "
+    "which a lane takes as rollout('vllm', engine=llm)."
+)
+_SEQUENCES = "At most {count} sequences are generated at a time; --max-num-seqs changes that."
+_CPU_BUILD = (
+    "On a CPU build the plugin takes dtype float32 alone, and its worker extension keeps linear weights "
+    "unpacked; VLLM_CPU_KVCACHE_SPACE is the memory for keys and values in GiB, and --max-model-len bounds "
+    "what one sequence may need of it."
 )
 
 
@@ -27,9 +35,9 @@ class FrontStart:
     """One engine behind a front.
 
     `device` "cpu" hides every GPU from the engine. `dtype` "auto" is the checkpoint's; a CPU build takes
-    float32 alone with this plugin. `model_length` bounds prompt plus continuation, in
-    tokens. `cpus` are the cores that a CPU engine may use, shared out evenly among its workers; empty means
-    all that this process may use.
+    float32 alone with this plugin. `model_length` bounds prompt plus continuation, in tokens; None leaves it
+    to the model's own. `cpus` are the cores that a CPU engine may use, shared out evenly among its workers;
+    empty means all that this process may use.
     """
 
     model: str
@@ -37,15 +45,20 @@ class FrontStart:
     device: Literal["cpu", "gpu"]
     tensor_parallel: int = 1
     dtype: str = "float32"
-    model_length: int = 256
+    model_length: int | None = 256
     sequences: int = 8
     cpus: tuple[int, ...] = ()
 
 
 def front_command(start: FrontStart, *, python: str) -> tuple[str, ...]:
     """The command that starts this engine in the environment of interpreter `python`."""
+    return (python, *front_arguments(start))
+
+
+def front_arguments(start: FrontStart) -> tuple[str, ...]:
+    """What the interpreter of the engine's environment is given."""
+    length = () if start.model_length is None else ("--max-model-len", str(start.model_length))
     return (
-        python,
         "-m",
         "weightlane_vllm.server",
         "--model",
@@ -56,8 +69,7 @@ def front_command(start: FrontStart, *, python: str) -> tuple[str, ...]:
         str(start.tensor_parallel),
         "--dtype",
         start.dtype,
-        "--max-model-len",
-        str(start.model_length),
+        *length,
         "--max-num-seqs",
         str(start.sequences),
     )
@@ -97,21 +109,29 @@ def cpu_binding(cpus: Sequence[int], workers: int) -> str:
 
 
 def plan_launch(context: LaunchContext) -> LaunchPlan:
-    """Arguments for somebody who starts vLLM by other means than our server."""
-    arguments = (
-        "--model",
-        context.model,
-        "--tensor-parallel-size",
-        str(context.tensor_parallel),
-        "--worker-extension-cls",
-        WORKER_EXTENSION_CLASS,
+    """A multiprocess `LLM` behind a front, in the checkpoint's own dtype, on CPU in float32.
+
+    Raises:
+        PlanError: no front can listen on the address.
+    """
+    address = context.address or proposed_address(context.descriptor.engine)
+    problems = address_problems(address)
+    if problems:
+        raise PlanError(problems)
+    on_cpu = context.facts.device == "cpu"
+    start = FrontStart(
+        model=context.model,
+        address=address,
+        device="cpu" if on_cpu else "gpu",
+        tensor_parallel=context.tensor_parallel,
+        dtype="float32" if on_cpu else "auto",
+        model_length=None,
     )
-    notes = [_HOW_TO_START]
-    environment: dict[str, str] = {}
-    if context.facts.device == "cpu":
-        notes.append(
-            "On a CPU build use dtype float32; the worker extension keeps linear weights unpacked there."
-        )
-        if context.tensor_parallel > 1:
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = cpu_binding(usable_cpus(), context.tensor_parallel)
-    return LaunchPlan(arguments, environment, tuple(notes))
+    notes = (_SEQUENCES.format(count=start.sequences), _OWN_PROCESS)
+    return LaunchPlan(
+        arguments=front_arguments(start),
+        environment=front_environment(start),
+        notes=(_CPU_BUILD, *notes) if on_cpu else notes,
+        address=address,
+        requires=("weightlane-vllm",),
+    )

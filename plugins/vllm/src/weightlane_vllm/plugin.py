@@ -56,9 +56,14 @@ def weightlane_register_backends() -> Iterable[BackendDescriptor]:
             capabilities=frozenset(
                 {Capability.RECEIVE_FULL, Capability.WORKER_AGENT, Capability.WEIGHT_VERSION}
             ),
-            transports=(TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE),
+            transports=(
+                TransportName.INPROCESS,
+                TransportName.SHM,
+                TransportName.INLINE,
+                TransportName.DISK,
+            ),
             summary="vLLM through an agent in its workers; plain checkpoint names.",
-            install_hint="pip install 'weightlane-vllm[vllm]' where the engine runs",
+            install_hint="pip install 'weightlane-vllm[vllm]'",
         )
     ]
 
@@ -69,7 +74,7 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
     if target is None:
         from weightlane_vllm.facts import installed_facts
 
-        return installed_facts(context.distributions)
+        return installed_facts(context.distributions, context.search_path)
     if target.handle is not None:
         from contextlib import closing
 

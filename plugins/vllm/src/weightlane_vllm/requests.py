@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 RESET_PREFIX_CACHE = "reset_prefix_cache"
 _RESET_SECONDS = 60.0
 
-_AGENT_TRANSPORTS: Mapping[TransportName, Literal["shm", "inline", "inprocess"]] = {
+_AGENT_TRANSPORTS: Mapping[TransportName, Literal["shm", "inline", "inprocess", "disk"]] = {
     TransportName.SHM: "shm",
     TransportName.INLINE: "inline",
     TransportName.INPROCESS: "inprocess",
+    TransportName.DISK: "disk",
 }
 
 FENCE_NOTE = (

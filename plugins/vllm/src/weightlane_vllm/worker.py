@@ -62,14 +62,6 @@ class VllmWorkerEngine:
         """That of the model which the worker runs now."""
         return incarnation_of(self._model())
 
-    def released(self) -> Sequence[str]:
-        """Nothing that this era knows of: a lane does not put vLLM to sleep yet."""
-        return ()
-
-    def why_not_whole(self) -> str:
-        """Nothing takes weights away from under this era."""
-        return ""
-
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """What this era refuses of the engine, and names of the plan that reach no live tensor."""
         description = self.describe()

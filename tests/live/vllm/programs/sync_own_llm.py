@@ -1,6 +1,8 @@
 """Trainer and `LLM` in one process: syncs an engine handle and writes what was seen, as JSON.
 
-python sync_own_llm.py MODEL TRANSPORT ANSWER
+One lane after the other, one for each transport:
+
+python sync_own_llm.py MODEL ANSWER TRANSPORT...
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ TOKENS = 8
 
 
 def main() -> None:
-    model_folder, transport, answer = sys.argv[1:]
+    model_folder, answer, *transports = sys.argv[1:]
     import torch
     from transformers import AutoModelForCausalLM
     from vllm import LLM, SamplingParams
@@ -33,6 +35,7 @@ def main() -> None:
     )
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
+    @torch.no_grad()
     def truth() -> tuple[list[int], list[float]]:
         ids, chosen = list(PROMPT), []
         for _ in range(TOKENS):
@@ -49,7 +52,9 @@ def main() -> None:
         return tokens, [rows[place][token].logprob for place, token in enumerate(tokens)]
 
     seen: list[dict[str, Any]] = []
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def sync_twice(transport: str) -> None:
         stale = truth()
         with wl.connect(
             trainer=wl.trainer("torch", model=model),
@@ -57,7 +62,7 @@ def main() -> None:
             transport=transport,
         ) as lane:
             for version in (1, 2):
-                generator = torch.Generator().manual_seed(version)
+                generator = torch.Generator().manual_seed(len(seen))
                 for parameter in model.parameters():
                     parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05 * parameter.std())
                 lane.sync(version=version)
@@ -74,7 +79,10 @@ def main() -> None:
                     }
                 )
                 stale = expected
-    alive = of_the_owner()[0] == stale[0]  # closing the lane lets go of the engine, not more
+
+    for transport in transports:
+        sync_twice(transport)
+    alive = of_the_owner()[0] == truth()[0]  # closing the lane lets go of the engine, not more
     Path(answer).write_text(json.dumps({"syncs": seen, "alive": alive}))
 
 

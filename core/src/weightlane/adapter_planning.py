@@ -1,0 +1,48 @@
+"""The adapter's part of planning: how each replica's engine takes it, and whether they all name it alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightlane.contexts import ExpressAdapterContext
+from weightlane.errors import PlanError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightlane.adapters import AdapterExpression
+    from weightlane.manifest import Manifest
+    from weightlane.plan import ReplicaPlan
+    from weightlane.planning import OpenReplica
+    from weightlane.registry import Registry
+
+
+def express_adapter(
+    registry: Registry, manifest: Manifest, replica: OpenReplica
+) -> tuple[AdapterExpression | None, list[Problem]]:
+    """What `weightlane_express_adapter` gives for one replica, or its refusals; None outside mode adapter."""
+    if manifest.adapter is None:
+        return None, []
+    context = ExpressAdapterContext(
+        replica.selected.descriptor, replica.facts, manifest.adapter, replica.workers
+    )
+    try:
+        return registry.call_express_adapter(replica.selected, context), []
+    except PlanError as refusal:
+        return None, list(refusal.problems)
+
+
+def naming_problems(replicas: Sequence[ReplicaPlan]) -> list[Problem]:
+    """Replicas whose swap policies give the served adapter different names: no request could go to all."""
+    policies = {replica.replica: replica.adapter.swap for replica in replicas if replica.adapter is not None}
+    if len(set(policies.values())) < 2:
+        return []
+    told = ", ".join(f"replica {number} {swap}" for number, swap in policies.items())
+    return [
+        Problem(
+            "replica-disagreement",
+            "adapter swap policy",
+            f"it is {told}, so that requests would have to name the adapter differently",
+            "Use one lane per kind of replica.",
+        )
+    ]

@@ -1,0 +1,113 @@
+"""Which adapter is loaded, served and removed when: the one place where that order is kept.
+
+Two slots an adapter. The new one is loaded beside the served one, checked, served, and only then is the old
+one removed (R57, R68); a sync that fails on the way removes what it loaded. Under policy `paused` there is
+one slot: the old adapter is removed first, and the worker is fenced from then until publication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightlane.adapter_check import binding_problems
+from weightlane.adapter_engine import AdapterLoad, AdapterWorkerEngine
+from weightlane.adapters import adapter_ref
+from weightlane.errors import VerificationError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weightlane.adapters import AdapterBinding
+    from weightlane.engine_agent import WorkerEngine
+    from weightlane.messages import ReceivePlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An adapter that an engine holds in a slot."""
+
+    engine: AdapterWorkerEngine
+    name: str
+    number: int
+
+    @property
+    def slot(self) -> str:
+        return f"{self.name}.{self.number}"
+
+
+def replaces_in_place(plan: ReceivePlan) -> bool:
+    """Whether nothing serves between the removal of the old adapter and the new one's publication."""
+    return plan.adapter is not None and plan.adapter.expression.swap == "paused"
+
+
+class AdapterSwap:
+    """What one worker serves and what it holds ready, by the adapter's own name."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, _Held] = {}
+        self._ready: _Held | None = None
+
+    def load(
+        self, engine: WorkerEngine, received: ReceivePlan, tensors: dict[str, Tensor], version: int
+    ) -> AdapterBinding:
+        """Loads a whole adapter without serving it, in the engine's one call for that.
+
+        Args:
+            engine: of the worker; the plan was checked against it when it was attached.
+            received: the plan.
+            tensors: all of the adapter's, by wire name, owned.
+            version: what is to be published.
+
+        Raises:
+            VerificationError: the engine bound other modules than the adapter has, or with another rank or
+                scale. `discard` removes what was loaded.
+        """
+        plan = received.adapter
+        if plan is None or not isinstance(engine, AdapterWorkerEngine):
+            raise AssertionError(
+                "a plan without an adapter, or for another engine, cannot have been attached"
+            )
+        name, swap = plan.config.name, plan.expression.swap
+        served = self._served.get(name)
+        if swap == "paused" and served is not None:
+            del self._served[name]  # first: one that fails to go must not be removed a second time
+            served.engine.remove_adapter(served.slot)
+            served = None
+        held = _Held(engine, name, 1 - served.number if served else 0)
+        ref = adapter_ref(plan.config, swap, version)
+        binding = engine.load_adapter(AdapterLoad(held.slot, ref, plan.config, plan.expression.wire, tensors))
+        self._ready = held
+        problems = binding_problems(plan.config, ref, binding)
+        if problems:
+            raise VerificationError(
+                f"Adapter {ref.name} was not bound as planned: {'; '.join(problems)}.",
+                "The engine would answer with the base, or with part of the adapter.",
+                "Check the engine's target modules and largest rank; report this with the plan.",
+            )
+        return binding
+
+    def publish(self) -> None:
+        """Serves what `load` made ready, then removes what was served before."""
+        ready = self._ready
+        if ready is None:
+            raise AssertionError("load() comes before publish()")
+        ready.engine.serve_adapter(ready.slot)  # an error leaves it ready, for discard to remove
+        self._ready = None
+        old = self._served.get(ready.name)
+        self._served[ready.name] = ready
+        if old is not None:
+            old.engine.remove_adapter(old.slot)
+
+    def discard(self) -> None:
+        """Removes what a failed sync had loaded; what is served stays. Nothing to do is fine."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.engine.remove_adapter(ready.slot)
+
+    def drop_all(self) -> None:
+        """Removes every adapter: the base that they belong to is about to be written."""
+        self.discard()
+        while self._served:
+            _, held = self._served.popitem()
+            held.engine.remove_adapter(held.slot)

@@ -1,0 +1,99 @@
+"""An adapter beyond its configuration: how an engine takes it, what requests name, what was bound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+from weightlane.errors import SyncError
+from weightlane.peft import AdapterConfig
+
+if TYPE_CHECKING:
+    from weightlane.lane_messages import SyncReport
+    from weightlane.plan import LanePlan
+
+SwapPolicy: TypeAlias = Literal["two_slot", "paused"]
+"""`two_slot`: the old adapter serves until the new one is verified and published. `paused`: one slot and a
+name that never changes; generation is held back across the swap."""
+
+GenerationDuringSync: TypeAlias = Literal["held", "goes-on"]
+"""Whether a front holds generation back from the first message of a sync until it is published."""
+
+
+class AdapterRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request must name to be answered with an adapter: `name`, which holds weights of `version`."""
+
+    name: str
+    version: int
+
+
+class AdapterExpression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One engine's way to take an adapter; `weightlane_express_adapter` gives it.
+
+    `wire` is the configuration as the JSON object that the engine's own loader reads.
+    """
+
+    swap: SwapPolicy
+    wire: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def generation(self) -> GenerationDuringSync:
+        """What a front does with generation while this adapter is synced."""
+        return "goes-on" if self.swap == "two_slot" else "held"
+
+
+class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a receiver needs to know of an adapter beside its tensors; the same over every transport.
+
+    `base` maps each tensor of the trainer's base to the digest of its values (`weightlane.base_digest`): an
+    adapter means something only on the base that it was trained on.
+    """
+
+    config: AdapterConfig
+    expression: AdapterExpression
+    base: dict[str, str]
+
+
+class BoundModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One module that an engine applies an adapter to, by checkpoint name, as the engine itself holds it."""
+
+    module: str
+    rank: int
+    scaling: float
+
+
+class AdapterBinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where an engine bound an adapter, read back from its active set, never from what it was given."""
+
+    ref: AdapterRef
+    modules: tuple[BoundModule, ...]
+
+
+def adapter_ref(config: AdapterConfig, swap: SwapPolicy, version: int) -> AdapterRef:
+    """The name under which `version` is served: worked out alike on every rank and every worker."""
+    return AdapterRef(f"{config.name}@{version}" if swap == "two_slot" else config.name, version)
+
+
+def published_adapter(plan: LanePlan, published: SyncReport | None) -> AdapterRef:
+    """What requests to any replica of a lane must name now.
+
+    Raises:
+        SyncError: the lane moves no adapter, or has published none.
+    """
+    config = plan.manifest.adapter
+    expressions = [replica.adapter for replica in plan.replicas if replica.adapter is not None]
+    if config is None or not expressions:
+        raise SyncError(
+            f"Lane {plan.lane} has no adapter to name.",
+            f"Its mode is {plan.mode.value}: the engine's own weights are the trainer's.",
+            "Leave the adapter out of requests, or connect with mode='adapter'.",
+        )
+    if published is None:
+        raise SyncError(
+            f"Lane {plan.lane} has not published adapter {config.name} yet.",
+            "Until it has, the engines serve the base alone.",
+            "Sync once before you generate.",
+        )
+    return adapter_ref(config, expressions[0].swap, published.version)

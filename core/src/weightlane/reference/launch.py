@@ -1,0 +1,53 @@
+"""How the reference engine is started behind a front."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightlane.contexts import LaunchPlan
+from weightlane.errors import PlanError, Problem
+from weightlane.front.address import address_problems
+from weightlane.front.socket_folder import proposed_address
+
+if TYPE_CHECKING:
+    from weightlane.contexts import LaunchContext
+
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
+"""The model is a folder: nothing is to be looked up for it."""
+
+
+def server_arguments(model: str, address: str, *, device: str) -> tuple[str, ...]:
+    """Arguments for the interpreter of an environment that holds weightlane and transformers.
+
+    Args:
+        model: a checkpoint folder.
+        address: where its front listens.
+        device: a torch device.
+    """
+    server = ("-m", "weightlane.reference.server")
+    return (*server, "--model", model, "--address", address, "--device", device)
+
+
+def plan_launch(context: LaunchContext) -> LaunchPlan:
+    """The engine's server on one worker; in float32, so that log-probs can be compared.
+
+    Raises:
+        PlanError: more than one worker, or an address on which no front can listen.
+    """
+    problems: list[Problem] = []
+    if context.tensor_parallel != 1:
+        what = f"the reference engine runs on one worker, and {context.tensor_parallel} were asked for"
+        problems.append(
+            Problem("capability", "tensor_parallel", what, "Use tensor_parallel=1, or another engine.")
+        )
+    address = context.address or proposed_address(context.descriptor.engine)
+    problems += address_problems(address)
+    if problems:
+        raise PlanError(problems)
+    device = "cuda" if context.facts.device == "gpu" else "cpu"
+    return LaunchPlan(
+        arguments=server_arguments(context.model, address, device=device),
+        environment=ENVIRONMENT,
+        address=address,
+        requires=("weightlane",),
+    )

@@ -1,0 +1,156 @@
+"""The adapter of a peft-wrapped module: its matrices, its configuration, and the base that stays behind.
+
+Read from the live module alone; peft itself is not imported. Names are canonical ones (`weightlane.peft`):
+the adapter's own name is taken out of them, and `base_model.model.` stands before them also where the layers
+were put into a model without the wrapper.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from weightlane.errors import ExportError, near_names
+from weightlane.peft import WRAPPER_PREFIX, adapter_config_of
+from weightlane.torch_trainer.modules import named_tensors, unwrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from weightlane.contexts import ExportContext, PeftConfigContext
+    from weightlane.peft import AdapterConfig
+
+_BASE_LAYER = "base_layer"
+
+
+def adapter_tensors(export: ExportContext) -> dict[str, Tensor]:
+    """The live matrices of the exported adapter under canonical names, without a copy.
+
+    Raises:
+        ExportError: the module holds no such adapter, or has it merged into its base now, or trains its base:
+            then the matrices alone are not what the trainer computes with.
+    """
+    if export.model is None:
+        return {}
+    name = adapter_name(export)
+    _require_plain_base(export.model, name)
+    found: dict[str, Tensor] = {}
+    for key, tensor in named_tensors(export.model).items():
+        parts = key.removeprefix(WRAPPER_PREFIX).split(".")
+        # The adapter's name is the part after `lora_A`; a module may have the same name.
+        place = (
+            next((number for number, part in enumerate(parts) if part.startswith("lora_")), len(parts)) + 1
+        )
+        if parts[place : place + 1] == [name]:
+            del parts[place]
+            found[WRAPPER_PREFIX + ".".join(parts)] = tensor
+    return found
+
+
+def base_tensors(export: ExportContext) -> dict[str, Tensor]:
+    """The live base under checkpoint names, without a copy: what the receiver must hold already."""
+    if export.model is None:
+        return {}
+    found: dict[str, Tensor] = {}
+    for key, tensor in named_tensors(export.model).items():
+        parts = key.removeprefix(WRAPPER_PREFIX).split(".")
+        if not any(part.startswith("lora_") for part in parts):
+            found[".".join(part for part in parts if part != _BASE_LAYER)] = tensor
+    return found
+
+
+def adapter_config(context: PeftConfigContext) -> AdapterConfig:
+    """The exported adapter's configuration, checked against the scales that the layers really apply.
+
+    Raises:
+        PlanError: features that an adapter cannot carry.
+        ExportError: a layer applies another scale than the configuration says.
+    """
+    name = adapter_name(context.export)
+    config = adapter_config_of(
+        _configurations(context.export.model)[name], name=name, tensors=context.tensors
+    )
+    require_scales(context.export.model, config)
+    return config
+
+
+def require_scales(model: Any, config: AdapterConfig) -> None:
+    """Raises ExportError when a layer applies the adapter with another scale than `config` has."""
+    name = config.name
+    for path, layer in _layers(model, name):
+        applied = float(layer.scaling[name])
+        if not math.isclose(applied, config.scaling, rel_tol=1e-6):
+            raise ExportError(
+                f"{path} applies adapter {name} with scale {applied:g}; its configuration says "
+                f"{config.scaling:g}.",
+                "One scale travels with an adapter, so the engine would apply another than the trainer.",
+                "Set the layer's scale back, or use mode merged.",
+            )
+
+
+def adapter_name(export: ExportContext) -> str:
+    """Which adapter is exported: the one that was named, or the only one.
+
+    Raises:
+        ExportError: the model has none, not the named one, or several and none was named.
+    """
+    known = _configurations(export.model)
+    wanted = export.options.get("adapter")
+    if not known:
+        raise ExportError(
+            f"A trainer model of type {type(export.model).__name__} has no adapter.",
+            "Mode adapter sends the LoRA matrices of a module that peft has wrapped.",
+            "Wrap it with peft.get_peft_model, or use mode full.",
+        )
+    if wanted is None and len(known) > 1:
+        raise ExportError(
+            f"The model has {len(known)} adapters: {', '.join(known)}.",
+            "Which one is the policy cannot be told.",
+            "Name it: wl.trainer('torch', model=..., adapter=...).",
+        )
+    name = next(iter(known)) if wanted is None else str(wanted)
+    if name not in known:
+        near = near_names(name, known)
+        raise ExportError(
+            f"The model has no adapter {name!r}.",
+            f"It has {', '.join(known)}.",
+            f"Use {near[0]!r}." if near else "Name one of these.",
+        )
+    return name
+
+
+def _configurations(model: Any) -> Mapping[str, Any]:
+    found = getattr(unwrapped(model), "peft_config", None) if hasattr(model, "named_modules") else None
+    return dict(found) if found else {}
+
+
+def _layers(model: Any, name: str) -> list[tuple[str, Any]]:
+    """The layers that hold the adapter, by path; peft calls the matrices `lora_A` in each."""
+    return [
+        (path, module)
+        for path, module in model.named_modules()
+        if name in getattr(module, "lora_A", {}) and name in getattr(module, "scaling", {})
+    ]
+
+
+def _require_plain_base(model: Any, name: str) -> None:
+    for path, layer in _layers(model, name):
+        if getattr(layer, "merged", False):
+            raise ExportError(
+                f"{path} has an adapter merged into its base weight now.",
+                "The engine's base has not, and would get the adapter a second time.",
+                "Call unmerge_adapter() before a sync.",
+            )
+    trained = [
+        key
+        for key, parameter in model.named_parameters()
+        if parameter.requires_grad and not any(part.startswith("lora_") for part in key.split("."))
+    ]
+    if trained:
+        raise ExportError(
+            f"{trained[0]} and {len(trained) - 1} more parameters of the base are trained.",
+            "Mode adapter sends the LoRA matrices alone, so the engine would keep the old ones for ever.",
+            "Freeze them (requires_grad=False), or use mode full.",
+        )

@@ -1,0 +1,95 @@
+"""A trainer's module as named plain tensors, looked up afresh each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from weightlane.errors import ExportError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_WRAPPERS = ("module", "_orig_mod")
+
+
+def named_tensors(model: Any) -> dict[str, Tensor]:
+    """Parameters and persistent buffers under checkpoint names, without a copy.
+
+    `model` is a torch module (DistributedDataParallel and torch.compile wrappers are taken off), a mapping
+    of names to tensors, or None on a rank that holds nothing. Tied tensors appear under each of their names.
+
+    Raises:
+        ExportError: something is not a plain tensor (an FSDP or tensor-parallel shard, extra state).
+    """
+    if model is None:
+        return {}
+    if isinstance(model, Mapping):
+        found: dict[str, Any] = dict(model)
+    elif isinstance(model, torch.nn.Module):
+        _refuse_flat_shards(model)
+        found = unwrapped(model).state_dict(keep_vars=True)
+    else:
+        raise ExportError(
+            f"A trainer model of type {type(model).__name__} cannot be exported.",
+            "The torch trainer takes a torch.nn.Module, a mapping of names to tensors, or None.",
+            "Pass one of these as model=.",
+        )
+    for name, tensor in found.items():
+        if not _is_plain(tensor):
+            raise ExportError(
+                f"{name} is {_kind(tensor)}, not a plain tensor with data.",
+                "The torch trainer exports whole tensors; shards and wrappers need a trainer that gathers.",
+                "Use wl.trainer('fsdp', ...) for FSDP modules, or exclude the entry.",
+            )
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def _refuse_flat_shards(model: torch.nn.Module) -> None:
+    # Asking FSDP 1 for its state dict is a collective, and describing must not start one.
+    for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ExportError(
+                f"{name or 'The model'} is wrapped by FullyShardedDataParallel.",
+                "The torch trainer exports whole tensors and gathers no shards.",
+                "Use wl.trainer('fsdp', ...).",
+            )
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The module inside DistributedDataParallel and torch.compile wrappers."""
+    while True:
+        inner = next(
+            (model._modules[name] for name in _WRAPPERS if list(model._modules) == [name] and _wraps(model)),
+            None,
+        )
+        if inner is None:
+            return model
+        model = inner
+
+
+def _wraps(model: torch.nn.Module) -> bool:
+    return (
+        isinstance(model, torch.nn.parallel.DistributedDataParallel)
+        or type(model).__name__ == "OptimizedModule"
+    )
+
+
+def _is_plain(tensor: object) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and not hasattr(tensor, "full_tensor")
+        and not tensor.is_meta
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def _kind(tensor: object) -> str:
+    if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+        return "a tensor on the meta device"
+    if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
+    return f"a {type(tensor).__name__}"

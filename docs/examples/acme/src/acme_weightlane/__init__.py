@@ -1,0 +1,1 @@
+"""A weightlane plugin for the made-up engine acme."""

@@ -1,0 +1,168 @@
+"""A whole lane into a fake server over real sockets: what it asks for, in which order, and how often."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import weightlane as wl
+from weightlane.checkpoint import expected_tensors_of_config
+from weightlane.errors import EngineDeadError, EngineError
+from weightlane_sglang.contract import (
+    CONTINUE_ROUTE,
+    PAUSE_ROUTE,
+    UPDATE_ROUTE,
+    VERSION_ROUTE,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weightlane.lane import Lane
+
+FLUSH = "/flush_cache?timeout=30"
+SYNC_ROUTES = (PAUSE_ROUTE, UPDATE_ROUTE, FLUSH, VERSION_ROUTE, CONTINUE_ROUTE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import Qwen3Config
+
+    made = tmp_path_factory.mktemp("model")
+    Qwen3Config(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=4, vocab_size=16, tie_word_embeddings=False, architectures=["Qwen3ForCausalLM"],
+    ).save_pretrained(made)  # fmt: skip
+    return made
+
+
+@pytest.fixture
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        item.name: torch.randn(item.shape, generator=generator) for item in expected_tensors_of_config(folder)
+    }
+
+
+class AnswersFrom(dict[str, Any]):
+    """Answers every route of a sync; from its `failing`th request on, `route` is answered with `bad`."""
+
+    def __init__(self, answers: dict[str, Any], good: Any) -> None:
+        super().__init__(answers, **dict.fromkeys(SYNC_ROUTES, good))
+        self.route, self.failing, self.bad = "", 0, good
+
+    def fail(self, route: str, number: int, bad: Any) -> None:
+        self.route, self.failing, self.bad = route, number, bad
+
+    def get(self, route: str, default: Any = None) -> Any:
+        if route == self.route:
+            self.failing -= 1
+            if self.failing <= 0:
+                return self.bad
+        return super().get(route, default)
+
+
+@pytest.fixture
+def server(fake_server: Any, answer: Any, folder: Path) -> Any:
+    fake_server.answers = AnswersFrom(fake_server.answers, answer({"success": True}))
+    fake_server.answers["/model_info"] = answer(
+        {"model_path": str(folder), "weight_version": "default", "architectures": ["Qwen3ForCausalLM"]}
+    )
+    return fake_server
+
+
+def connect(server: Any, tensors: dict[str, torch.Tensor]) -> Lane:
+    lane = wl.connect(
+        trainer=wl.trainer("torch", model=tensors),
+        rollout=[wl.rollout("sglang", url=server.url)],
+        bucket_bytes=256,
+    )
+    server.requests.clear()
+    return lane
+
+
+def asked(server: Any) -> list[str]:
+    return [route for _, route, _ in server.requests if route in SYNC_ROUTES]
+
+
+@pytest.mark.requirement("R31")
+@pytest.mark.requirement("R82")
+@pytest.mark.requirement("R90", part="no LoRA, by requests at TP 1, 2 and 4")
+@pytest.mark.parametrize("tensor_parallel", [1, 2, 4])
+def test_each_bucket_goes_once_to_every_rank_and_the_cache_is_flushed_once_after_the_last(
+    server: Any, answer: Any, tensors: dict[str, torch.Tensor], tensor_parallel: int
+) -> None:
+    told = server.answers["/server_info"].body
+    server.answers["/server_info"] = answer({**told, "tp_size": tensor_parallel})
+    with connect(server, tensors) as lane:
+        buckets = len(lane.plan().buckets)
+        assert buckets > 4
+        for version in (1, 2):
+            server.requests.clear()
+            for tensor in tensors.values():
+                tensor.add_(version)
+            lane.sync(version=version)
+            updates = [UPDATE_ROUTE] * buckets
+            assert asked(server) == [PAUSE_ROUTE, *updates, FLUSH, VERSION_ROUTE, CONTINUE_ROUTE]
+            bodies = server.bodies(UPDATE_ROUTE)
+            assert not any(body["flush_cache"] for body in bodies)
+            arrived: dict[str, torch.Tensor] = {}
+            for body in bodies:
+                payloads = body["serialized_named_tensors"]
+                assert len(payloads) == tensor_parallel
+                assert len(set(payloads)) == 1
+                arrived.update(pickle.loads(base64.b64decode(payloads[0])))  # noqa: S301 - ours
+            assert list(arrived) == list(tensors)
+            assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors.items())
+        assert lane.published_version == 2
+
+
+FAILURES = [
+    ({"body": {"success": False, "message": "shape of embed"}}, EngineError, "shape of embed"),
+    ({"body": {"detail": "out of memory"}, "status": 500}, EngineError, "500.*out of memory"),
+    ({"hang_up": True}, EngineDeadError, UPDATE_ROUTE),
+]
+
+
+@pytest.mark.requirement("R36", part="nothing is retried")
+@pytest.mark.requirement("R64")
+@pytest.mark.requirement("R68", part="full weights")
+@pytest.mark.parametrize(("bad", "kind", "told"), FAILURES, ids=["success false", "status 500", "hang-up"])
+def test_a_bucket_that_fails_is_not_sent_again_and_the_server_stays_paused(
+    server: Any,
+    answer: Any,
+    tensors: dict[str, torch.Tensor],
+    bad: dict[str, Any],
+    kind: type[Exception],
+    told: str,
+) -> None:
+    with connect(server, tensors) as lane:
+        server.answers.fail(UPDATE_ROUTE, 3, answer(**bad))
+        started = time.monotonic()
+        with pytest.raises(kind, match=told):
+            lane.sync(version=1)
+        assert time.monotonic() - started < 20
+        assert asked(server) == [PAUSE_ROUTE, *[UPDATE_ROUTE] * 3]
+        assert lane.published_version is None
+    assert CONTINUE_ROUTE not in asked(server), "nor when the lane is closed"
+
+
+@pytest.mark.requirement("R68", part="full weights")
+@pytest.mark.requirement("R82")
+def test_a_flush_that_fails_fails_the_sync_before_anything_is_published(
+    server: Any, answer: Any, tensors: dict[str, torch.Tensor]
+) -> None:
+    with connect(server, tensors) as lane:
+        server.answers.fail(FLUSH, 1, answer(b"Timed out waiting for idle state.", status=400))
+        with pytest.raises(EngineError, match="Timed out waiting for idle state"):
+            lane.sync(version=1)
+        assert asked(server)[-2:] == [UPDATE_ROUTE, FLUSH]
+        assert lane.published_version is None
+        server.answers.fail("", 0, None)
+        lane.sync(version=2)
+        assert asked(server)[-3:] == [FLUSH, VERSION_ROUTE, CONTINUE_ROUTE]
