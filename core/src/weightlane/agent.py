@@ -323,7 +323,7 @@ class WorkerAgent:
         self._discard_adapter()  # one that a sync before had loaded and nobody published
         plan = self._attached[lane].plan
         collector = AdapterCollector() if plan.phase is Phase.ADAPTER else None
-        digest = WireDigest() if plan.verify == "digest" else None
+        digest = WireDigest(plan.tensors) if plan.verify == "digest" else None
         self._open = OpenSync(plan, sync, version, digest, collector)
         self._last_opened = (lane, sync)
         self._verified = None

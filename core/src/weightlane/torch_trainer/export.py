@@ -81,7 +81,7 @@ class TorchStream:
             return held.get(spec.name, empty if spec.elements == 0 else None)
         rank, source = self._context.export.rank, spec.holders[0]
         mine = (
-            held[spec.name].cpu().contiguous()
+            held[spec.name].cpu().resolve_conj().resolve_neg().contiguous()
             if rank == source
             else torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
         )
