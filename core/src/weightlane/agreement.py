@@ -22,7 +22,7 @@ def put_outcome(channel: ControlChannel, key: str, make: Callable[[], msgspec.St
     """
     try:
         message = make()
-        # What make() gives may hold what a user passed in (a version of a foreign type): told like its errors.
+        # It may hold what a user passed in, such as a version of a foreign type: told like its own errors.
         encode(message)
     except Exception as error:  # noqa: BLE001 - whatever it is, the ranks that wait must be told
         message = failure_of(error, origin=f"rank {channel.rank}")

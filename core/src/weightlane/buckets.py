@@ -28,6 +28,9 @@ DEFAULT_BUCKET_BYTES = 64 << 20
 MOST_SLOTS = 16
 """Slots that a ring can have."""
 
+MOST_BUCKETS = (1 << 24) - 2
+"""Buckets that a sync can have: a ring's words hold the number of sync and bucket together."""
+
 
 class BucketEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tensor number `tensor` (index into the plan's tensors) at byte `offset` of its bucket."""

@@ -42,8 +42,8 @@ DTYPE_BYTES: dict[str, int] = {
 }
 """Bytes per element of every dtype that may travel, by torch's own names without the `torch.` prefix.
 
-What torch itself cannot copy (`int1` to `int7`, `uint1` to `uint7`) and quantised dtypes, whose scale is not in
-their bytes, are not among them. An element of `float4_e2m1fn_x2` is a pair, as torch counts it."""
+What torch itself cannot copy (`int1` to `int7`, `uint1` to `uint7`) and quantised dtypes, whose scale is not
+in their bytes, are not among them. An element of `float4_e2m1fn_x2` is a pair, as torch counts it."""
 
 FLOATING: frozenset[str] = frozenset({"float64", "float32", "float16", "bfloat16"})
 """Dtypes between which a receiver's loader casts; any other difference is a planning error."""

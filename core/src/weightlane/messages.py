@@ -19,7 +19,7 @@ from weightlane.receiver import WorkerDescription
 from weightlane.types import Phase
 
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-"""A bound of a wait. Infinity and NaN are refused: with them a wait would have no end, or none that is tested."""
+"""A bound of a wait. Infinity and NaN are refused: with them a wait would have no end."""
 
 SyncNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=1 << 39)]
 """Counts a lane's syncs from 1; with a bucket's number it must fit a signed 64-bit word of a ring."""

@@ -9,7 +9,7 @@ import msgspec
 import torch
 import xxhash
 
-from weightlane.errors import ExportError, ProtocolError
+from weightlane.errors import ExportError, Problem, ProtocolError
 from weightlane.manifest import DTYPE_BYTES, FLOATING
 
 if TYPE_CHECKING:
@@ -37,6 +37,16 @@ def torch_dtype(name: str) -> torch.dtype:
             "Install a torch that knows it on both sides, or send another dtype.",
         )
     return dtype
+
+
+def unreadable_dtypes(wires: Sequence[WireTensor]) -> list[Problem]:
+    """One problem per dtype that may travel and that this process's torch does not know."""
+    first = {wire.dtype: wire.name for wire in reversed(wires)}
+    return [
+        Problem("dtype", name, f"dtype {dtype} is not known to torch {torch.__version__} of the receiver")
+        for dtype, name in first.items()
+        if not isinstance(getattr(torch, dtype, None), torch.dtype)
+    ]
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -76,8 +86,8 @@ def check_bucket(
 ) -> None:
     """Raises ExportError when the tensors are not those of the layout.
 
-    They must come in its order, be plain, have the planned shape, and the planned dtype or one that is cast to
-    it without losing more than precision (`FLOATING`).
+    They must come in its order, be plain, have the planned shape, and the planned dtype or one that may be
+    cast to it (`FLOATING`).
     """
     given = [number for number, _ in tensors]
     planned = [entry.tensor for entry in layout.entries]
@@ -100,7 +110,7 @@ def _check_tensor(wire: WireTensor, tensor: Tensor) -> None:
     if not is_plain(tensor):
         raise ExportError(
             f"{wire.name} is {kind_of(tensor)}, not a plain tensor with data.",
-            "A stream yields whole dense tensors; what is quantised, sparse or sharded is not in their bytes.",
+            "A stream yields whole dense tensors, whose bytes alone are their value.",
             "Report this to the trainer's plugin, or exclude the tensor.",
         )
     if tuple(tensor.shape) != wire.shape:
@@ -124,8 +134,8 @@ def pack_bucket(
 ) -> None:
     """Copies tensors into the bucket at the layout's offsets, casting to the travelling dtype.
 
-    Takes any strides and any device, and conjugated or negated views. Raises ExportError, before writing anything, when the tensors are not
-    the layout's.
+    Takes any strides and any device, and conjugated or negated views. Raises ExportError, before writing
+    anything, when the tensors are not the layout's.
     """
     check_bucket(layout, wires, tensors)
     with torch.no_grad():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from weightlane.buckets import ALIGNMENT, MOST_SLOTS, wire_nbytes
+from weightlane.buckets import ALIGNMENT, MOST_BUCKETS, MOST_SLOTS, wire_nbytes
 from weightlane.errors import Problem, near_names
 from weightlane.manifest import DTYPE_BYTES
 
@@ -29,6 +29,8 @@ def check_layout(plan: ReceivePlan) -> list[Problem]:
         order += [entry.tensor for entry in layout.entries]
     if order != list(range(len(plan.tensors))):
         problems.append(Problem("layout", "buckets", "they do not carry every tensor exactly once, in order"))
+    if len(plan.buckets) > MOST_BUCKETS:
+        problems.append(Problem("layout", "buckets", f"{len(plan.buckets)} are more than {MOST_BUCKETS}"))
     if not plan.buckets:
         problems.append(Problem("layout", "buckets", "the plan has none, so nothing could mark the end"))
     return problems

@@ -47,7 +47,9 @@ def in_form(form: str, dtype: str, shape: tuple[int, ...], seed: int) -> Tensor:
     if form == "transposed":
         return tensor_of(dtype, shape[::-1], seed).permute(*reversed(range(len(shape))))
     if form == "stepped":
-        return tensor_of(dtype, tuple(2 * size for size in shape), seed)[tuple([slice(1, None, 2)] * len(shape))]
+        return tensor_of(dtype, tuple(2 * size for size in shape), seed)[
+            tuple([slice(1, None, 2)] * len(shape))
+        ]
     if form == "expanded":
         return tensor_of(dtype, (1, *shape[1:]), seed).expand(shape)
     if form == "overlapping":

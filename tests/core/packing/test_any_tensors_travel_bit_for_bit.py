@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from any_tensors import FORMS, bytes_of, in_form, known_here, numbered, send, some_tensors, tensor_of, wires_of
+from any_tensors import (
+    FORMS,
+    bytes_of,
+    in_form,
+    known_here,
+    numbered,
+    send,
+    some_tensors,
+    tensor_of,
+    wires_of,
+)
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace

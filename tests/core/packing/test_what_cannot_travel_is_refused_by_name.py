@@ -106,7 +106,7 @@ def test_a_dtype_that_may_not_travel_is_named(dtype: str) -> None:
 
 def test_a_dtype_that_this_torch_lacks_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "float8_e8m0fnu")
-    with pytest.raises(ProtocolError, match="torch .* of this process does not know it"):
+    with pytest.raises(ProtocolError, match=r"torch .* of this process does not know it"):
         torch_dtype("float8_e8m0fnu")
 
 

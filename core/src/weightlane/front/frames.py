@@ -66,7 +66,7 @@ def _read(connection: Connection, count: int, deadline: float) -> bytearray:
             raise EOFError(f"the far side left after {len(data)} of {count} bytes")
         data += chunk
         if len(data) < count and time.monotonic() > deadline:
-            raise BlockingIOError(errno.EAGAIN, f"{len(data)} of {count} bytes came in all the time there was")
+            raise BlockingIOError(errno.EAGAIN, f"{len(data)} of {count} bytes came in time")
     return data
 
 
