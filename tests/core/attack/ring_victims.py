@@ -93,5 +93,3 @@ def makes_rings(pipe: Connection, hidden: bool) -> None:
         writer.hide()
         pipe.send("hidden")
     pipe.recv()
-
-

@@ -86,7 +86,9 @@ def test_a_path_that_was_swapped_for_a_link_is_refused() -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("path", ["", "a\x00b", "/", "/dev/null", "/proc/self/mem", "\udcff" * 10, "x" * 5000])
+@pytest.mark.parametrize(
+    "path", ["", "a\x00b", "/", "/dev/null", "/proc/self/mem", "\udcff\ud800", "x" * 5000]
+)
 def test_paths_that_lead_elsewhere_are_protocol_errors(path: str) -> None:
     with pytest.raises(ProtocolError, match="Ring"):
         RingReader(path, SIZES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -116,10 +117,8 @@ def test_whatever_stands_in_the_header_nobody_crashes_or_waits_on(seed: int) -> 
         ]
         random.shuffle(actions)
         for action in actions:
-            try:
+            with contextlib.suppress(WeightlaneError):
                 action()
-            except WeightlaneError as error:
-                assert str(error)
     finally:
         reader.close()
         writer.close()
