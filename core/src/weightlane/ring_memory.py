@@ -60,8 +60,10 @@ class Ring:
 
         if layout.nbytes == 0:
             return torch.empty(0, dtype=torch.uint8)
+        # Over a memoryview, which the tensor keeps and which keeps the mapping from being closed. Over the
+        # mapping itself torch lets go of the buffer at once, and close() would unmap what the tensor reads.
         return torch.frombuffer(
-            self._map, dtype=torch.uint8, count=layout.nbytes, offset=self._starts[layout.slot]
+            memoryview(self._map), dtype=torch.uint8, count=layout.nbytes, offset=self._starts[layout.slot]
         )
 
     def _word(self, word: int) -> int:
