@@ -128,7 +128,7 @@ class ReceiveDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
     lane: str
     plan_digest: str
-    sync: int
+    sync: SyncNumber
     version: int
     incarnation: dict[int, str]
     folder: str

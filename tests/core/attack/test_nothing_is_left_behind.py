@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from weightlane.agent import WorkerAgent
 
-VALUES = list(WEIGHTS.values())
+VALUES = [tensor.clone() for tensor in WEIGHTS.values()]  # changed here, and WEIGHTS are every test's
 BOUNDS = {"seconds": 30.0, "lost_after": 30.0}
 
 
@@ -158,7 +158,7 @@ def test_a_loader_that_keeps_views_keeps_their_memory_and_nothing_else() -> None
         answer.result(30.0)
     # The worker's mapping is still there: without it, the next line would end the process.
     assert ring_mappings() == before.ring_mappings + 1
-    assert all(torch.equal(engine.held[name], WEIGHTS[name]) for name in WEIGHTS)
+    assert all(torch.equal(engine.held[name], value) for name, value in zip(WEIGHTS, VALUES, strict=True))
     engine.held.clear()
     after = held()
     assert (after.files, after.ring_mappings) == (before.files, before.ring_mappings)

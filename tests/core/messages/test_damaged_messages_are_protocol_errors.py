@@ -173,6 +173,7 @@ def test_a_sync_that_no_ring_can_count_is_refused(sync: int) -> None:
     for message in (
         m.Receive("lane", "d1", sync, 4, {}, 5.0, 6.5),
         m.BeginInline("lane", "d1", sync, 4, {}),
+        m.ReceiveDisk("lane", "d1", sync, 4, {}, "1", "0"),
         m.LoadInline("lane", sync, 0, b""),
         m.FinishInline("lane", sync),
         m.Publish("lane", sync, 4),
