@@ -140,6 +140,14 @@ def holds_marker(wheel: Path) -> bool:
 
 
 @nox.session(venv_backend="none")
+def soak(session: nox.Session) -> None:
+    """A thousand syncs of a real lane, over either transport between processes; nothing may grow."""
+    for transport in ("shm", "inline"):
+        words = ("benchmarks/soak.py", f"--transport={transport}", *session.posargs)
+        session.run(str(TRAINER_PYTHON), *words, env={"HF_HUB_OFFLINE": "1"}, external=True)
+
+
+@nox.session(venv_backend="none")
 def live_reference(session: nox.Session) -> None:
     """The real model into the reference engine, which needs no environment of its own."""
     run_trainer_pytest(session, "reference")

@@ -1,10 +1,16 @@
-"""Options of the live tests, and plugins of all tests: pytest takes both from the outermost conftest."""
+"""Options of the live tests, and plugins of all tests: pytest takes both from the outermost conftest.
+
+Also how hypothesis works: the same examples at every run, so that what turns a test red is the change under
+test; `--hypothesis-profile=search` looks for new ones.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hypothesis import settings
 
 if TYPE_CHECKING:
     import pytest
@@ -20,3 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--vllm-python", metavar="PYTHON", help="interpreter of an environment that has vLLM")
     group.addoption("--sglang-python", metavar="PYTHON", help="interpreter of an environment that has SGLang")
     group.addoption("--models-dir", metavar="DIR", help="where examples/smollm2.py wrote its folders")
+
+
+settings.register_profile("weightlane", derandomize=True, deadline=None, database=None)
+settings.register_profile("search", deadline=None, max_examples=5000)
+settings.load_profile("weightlane")

@@ -124,6 +124,7 @@ class WorkerAgent:
                 return self._receive(request)
             case BeginInline():
                 self._admit(request)
+                self._attached[request.lane].require_newer(request.sync)
                 self._open_sync(request.lane, request.sync, request.version)
                 return Done(self._number)
             case LoadInline():
@@ -191,12 +192,14 @@ class WorkerAgent:
 
             require_lane_folder(plan.folder)
         self._detach(plan.lane)
+        self._drop_abandoned()
         self._attached[plan.lane] = attached
         return Done(description.worker)
 
     def _receive(self, request: Receive) -> ReceiveReport:
         self._admit(request)
         attached = self._attached[request.lane]
+        attached.require_newer(request.sync)
         ring = attached.ring
         if ring is None:
             raise ProtocolError(
@@ -228,6 +231,7 @@ class WorkerAgent:
         except Exception as error:
             ring.fail(f"{type(error).__name__}: {error}")
             self._blame(request.lane, request.sync, error)
+            self._drop_abandoned()
             raise
 
     def _receive_disk(self, request: ReceiveDisk) -> ReceiveReport:
@@ -308,6 +312,12 @@ class WorkerAgent:
     def _number(self) -> int:
         return self._worker or 0
 
+    def _drop_abandoned(self) -> None:
+        """Forgets lanes whose trainer was killed: their rings' memory lives as long as it is mapped here."""
+        for lane, attached in tuple(self._attached.items()):
+            if attached.ring and attached.ring.is_abandoned():
+                self._detach(lane)
+
     # -- shared steps -----------------------------------------------------------------------------------
 
     def _engine(self, backend: str) -> WorkerEngine:
@@ -353,9 +363,10 @@ class WorkerAgent:
         from weightlane.packing import WireDigest
 
         self._discard_adapter()  # one that a sync before had loaded and nobody published
+        self._attached[lane].last_sync = sync
         plan = self._attached[lane].plan
         collector = AdapterCollector() if plan.phase is Phase.ADAPTER else None
-        digest = WireDigest() if plan.verify == "digest" else None
+        digest = WireDigest(plan.tensors) if plan.verify == "digest" else None
         self._open = OpenSync(plan, sync, version, digest, collector)
         self._last_opened = (lane, sync)
         self._verified = None

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from weightlane.errors import ProtocolError
 from weightlane.messages import ReceiveReport
 
 if TYPE_CHECKING:
@@ -18,11 +19,24 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Attached:
-    """A lane's plan on this worker, the ring it reads (`shm`), and the base that it was checked against."""
+    """A lane's plan on this worker, the ring it reads (`shm`), and the base that it was checked against.
+
+    `last_sync` is the last one that it has opened.
+    """
 
     plan: ReceivePlan
     ring: RingReader | None = None
     base_writes: int = 0
+    last_sync: int = 0
+
+    def require_newer(self, sync: int) -> None:
+        """Raises ProtocolError for a sync that has been here: syncs of a lane count up."""
+        if sync <= self.last_sync:
+            raise ProtocolError(
+                f"Sync {sync} of lane {self.plan.lane} came after sync {self.last_sync}.",
+                "A message was sent twice, or comes from another controller.",
+                "Close the lane and connect again.",
+            )
 
 
 @dataclass(slots=True)

@@ -23,7 +23,9 @@ def attach_problems(
 
     Engines may rely on a well-formed plan: a malformed one is not shown to them.
     """
-    malformed = check_layout(plan)
+    from weightlane.packing import unreadable_dtypes
+
+    malformed = check_layout(plan) or unreadable_dtypes(plan.tensors)
     problems: list[Problem] = []
     if plan.phase is not Phase.ADAPTER:
         problems += check_against_expected(plan.tensors, description.expected, receiver=receiver)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from weightlane.errors import PlanError, Problem
 from weightlane.manifest import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ DEFAULT_BUCKET_BYTES = 64 << 20
 
 MOST_SLOTS = 16
 """Slots that a ring can have."""
+
+MOST_BUCKETS = (1 << 24) - 2
+"""Buckets that a sync can have: a ring's words hold the number of sync and bucket together."""
 
 
 class BucketEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +56,7 @@ class BucketLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def aligned(nbytes: int) -> int:
     """`nbytes` rounded up to `ALIGNMENT`."""
-    return math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def wire_nbytes(tensor: WireTensor) -> int:
@@ -65,11 +69,18 @@ def lay_out_buckets(
 ) -> tuple[BucketLayout, ...]:
     """Packs tensors, in order, into buckets of at most `bucket_bytes` (rounded down to `ALIGNMENT`).
 
-    A tensor above `bucket_bytes` travels alone in a bucket of its own size, in the extra slot `slots`;
-    ordinary buckets take slots 0 to `slots` - 1 in turn.
+    A tensor above that travels alone in a bucket of its own size, in the extra slot `slots`; ordinary buckets
+    take slots 0 to `slots` - 1 in turn. Below `ALIGNMENT` every tensor that has bytes travels alone.
+
+    Raises:
+        PlanError: `bucket_bytes` is not positive.
+        ValueError: a ring has not that many slots and one more.
     """
-    if bucket_bytes < ALIGNMENT:
-        raise ValueError(f"bucket_bytes must be at least {ALIGNMENT}, got {bucket_bytes}")
+    if bucket_bytes < 1:
+        problem = Problem("bucket-bytes", "bucket_bytes", f"must be positive, not {bucket_bytes}")
+        raise PlanError([problem])
+    if not 1 <= slots < MOST_SLOTS:
+        raise ValueError(f"slots must be 1 to {MOST_SLOTS - 1}, got {slots}")
     bucket_bytes -= bucket_bytes % ALIGNMENT
     pending: list[tuple[tuple[BucketEntry, ...], int, bool]] = []
     entries: list[BucketEntry] = []

@@ -25,16 +25,25 @@ DTYPE_BYTES: dict[str, int] = {
     "float8_e4m3fnuz": 1,
     "float8_e5m2": 1,
     "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
     "int64": 8,
     "int32": 4,
     "int16": 2,
     "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
     "uint8": 1,
     "bool": 1,
+    "complex32": 4,
     "complex64": 8,
     "complex128": 16,
 }
-"""Bytes per element of every dtype that may travel, by torch's own names without the `torch.` prefix."""
+"""Bytes per element of every dtype that may travel, by torch's own names without the `torch.` prefix.
+
+What torch itself cannot copy (`int1` to `int7`, `uint1` to `uint7`) and quantised dtypes, whose scale is not
+in their bytes, are not among them. An element of `float4_e2m1fn_x2` is a pair, as torch counts it."""
 
 FLOATING: frozenset[str] = frozenset({"float64", "float32", "float16", "bfloat16"})
 """Dtypes between which a receiver's loader casts; any other difference is a planning error."""

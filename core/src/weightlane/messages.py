@@ -6,7 +6,7 @@ Every union is tagged; unknown tags, unknown fields, missing fields and truncate
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,6 +18,12 @@ from weightlane.failures import Failure
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
 from weightlane.types import Phase
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""A bound of a wait. Infinity and NaN are refused: with them a wait would have no end."""
+
+SyncNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=1 << 39)]
+"""Counts a lane's syncs from 1; with a bucket's number it must fit a signed 64-bit word of a ring."""
 
 # controller -> agent -----------------------------------------------------------------------------------
 
@@ -79,11 +85,11 @@ class Receive(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rece
 
     lane: str
     plan_digest: str
-    sync: int
+    sync: SyncNumber
     version: int
     incarnation: dict[int, str]
-    wait_seconds: float
-    lost_after_seconds: float
+    wait_seconds: Seconds
+    lost_after_seconds: Seconds
     generation: GenerationDuringSync = "held"
 
 
@@ -92,7 +98,7 @@ class BeginInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
     lane: str
     plan_digest: str
-    sync: int
+    sync: SyncNumber
     version: int
     incarnation: dict[int, str]
     generation: GenerationDuringSync = "held"
@@ -102,7 +108,7 @@ class LoadInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="l
     """One bucket by value; the layout is the plan's."""
 
     lane: str
-    sync: int
+    sync: SyncNumber
     bucket: int
     payload: bytes
 
@@ -111,7 +117,7 @@ class FinishInline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
     """Close a sync opened by `BeginInline`; answered by a `ReceiveReport`."""
 
     lane: str
-    sync: int
+    sync: SyncNumber
 
 
 class CheckResidency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="check-residency"):
@@ -130,7 +136,7 @@ class ReceiveDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
     lane: str
     plan_digest: str
-    sync: int
+    sync: SyncNumber
     version: int
     incarnation: dict[int, str]
     folder: str
@@ -142,7 +148,7 @@ class Publish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="publ
     """Every worker of every replica has verified: serve `version` from now on."""
 
     lane: str
-    sync: int
+    sync: SyncNumber
     version: int
 
 
@@ -150,7 +156,7 @@ class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cance
     """A sync failed elsewhere; `cause` is kept and shown by whoever is refused because of it."""
 
     lane: str
-    sync: int
+    sync: SyncNumber
     cause: str
 
 
@@ -223,14 +229,14 @@ class CallWorkers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """Carry one encoded `AgentRequest` to every worker; answered by one encoded reply per worker."""
 
     message: bytes
-    timeout_seconds: float
+    timeout_seconds: Seconds
 
 
 class CallEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="call-engine"):
     """One call of the engine itself, such as `pause` or `reset_prefix_cache`."""
 
     route: str
-    timeout_seconds: float = 60.0
+    timeout_seconds: Seconds = 60.0
 
 
 class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="generate"):
@@ -241,8 +247,8 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="gen
     """
 
     prompts: tuple[tuple[int, ...], ...]
-    max_tokens: int
-    temperature: float = 0.0
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     seed: int = 0
     adapter: str = ""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from weightlane.buckets import ALIGNMENT, MOST_SLOTS, wire_nbytes
+from weightlane.buckets import ALIGNMENT, MOST_BUCKETS, MOST_SLOTS, wire_nbytes
 from weightlane.errors import Problem, near_names
 from weightlane.manifest import DTYPE_BYTES
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from weightlane.messages import ReceivePlan, WireTensor
     from weightlane.receiver import ExpectedTensor
 
+_MOST_ELEMENTS = (1 << 63) - 1
 _MOST_NEAR_NAMES = 20  # a wrong prefix makes every name a problem; the first few near names tell enough
 
 
@@ -27,6 +29,8 @@ def check_layout(plan: ReceivePlan) -> list[Problem]:
         order += [entry.tensor for entry in layout.entries]
     if order != list(range(len(plan.tensors))):
         problems.append(Problem("layout", "buckets", "they do not carry every tensor exactly once, in order"))
+    if len(plan.buckets) > MOST_BUCKETS:
+        problems.append(Problem("layout", "buckets", f"{len(plan.buckets)} are more than {MOST_BUCKETS}"))
     if not plan.buckets:
         problems.append(Problem("layout", "buckets", "the plan has none, so nothing could mark the end"))
     return problems
@@ -44,6 +48,9 @@ def _check_tensors(plan: ReceivePlan) -> list[Problem]:
             problems.append(Problem("dtype", tensor.name, f"dtype {tensor.dtype!r} cannot travel", near=near))
         if any(size < 0 for size in tensor.shape):
             problems.append(Problem("shape", tensor.name, f"shape {list(tensor.shape)} has a negative size"))
+        elif math.prod(max(size, 1) for size in tensor.shape) > _MOST_ELEMENTS:
+            # Zeros do not count: torch computes strides, which overflow also where nothing is held.
+            problems.append(Problem("shape", tensor.name, f"shape {list(tensor.shape)} cannot be"))
     return problems
 
 

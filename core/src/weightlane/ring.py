@@ -16,11 +16,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from weightlane.buckets import MOST_SLOTS
 from weightlane.errors import ProtocolError, SyncError, SyncTimeoutError
-from weightlane.ring_file import create_private_file, map_private_file, shared_memory_folder
+from weightlane.ring_file import create_private_file, map_private_file
+from weightlane.ring_memory import (
+    FIRST_SLOT_WORD,
+    HEADER_BYTES,
+    RECEIVER_TEXT,
+    SENDER_TEXT,
+    Ring,
+    named,
+    serial_of,
+)
 from weightlane.waiting import Liveness, wait_until
 
 if TYPE_CHECKING:
@@ -30,76 +37,11 @@ if TYPE_CHECKING:
 
     from weightlane.buckets import BucketLayout
 
-__all__ = ["Ring", "RingReader", "RingWriter", "shared_memory_folder"]
+__all__ = ["Ring", "RingReader", "RingWriter"]
 
 _MAGIC = 0x57_4C_52_49_4E_47_01
-_HEADER = 4096
 _SENDER_SYNC, _SENDER_BEAT, _RECEIVER_BEAT, _SENDER_FAILED, _RECEIVER_FAILED = 1, 2, 3, 4, 5
 _SENDER_PID, _RECEIVER_PID, _RECEIVER_SYNC = 6, 7, 8
-_FIRST_SLOT_WORD = 16
-_SENDER_TEXT, _RECEIVER_TEXT, _TEXT_BYTES = 1024, 2560, 1536
-_SERIAL_SHIFT = 24
-
-
-def _serial(sync: int, bucket: int) -> int:
-    return (sync << _SERIAL_SHIFT) | (bucket + 1)
-
-
-class Ring:
-    """The mapped file; `RingWriter` and `RingReader` are its two ends."""
-
-    def __init__(self, path: Path, slot_sizes: Sequence[int]) -> None:
-        self.path = path
-        self._sizes = tuple(slot_sizes)
-        self._starts = tuple(_HEADER + sum(self._sizes[:index]) for index in range(len(self._sizes)))
-        total = _HEADER + sum(self._sizes)
-        self._map = map_private_file(path, total)
-        self._words = memoryview(self._map)[:_HEADER].cast("q")
-        self._closed = False
-
-    def slot_memory(self, layout: BucketLayout) -> memoryview:
-        """The bytes of this bucket in its slot."""
-        start = self._starts[layout.slot]
-        return memoryview(self._map)[start : start + layout.nbytes]
-
-    def slot_tensor(self, layout: BucketLayout) -> Tensor:
-        """The same bytes as a uint8 tensor of shape (nbytes,) that shares the ring's memory."""
-        if layout.nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
-        return torch.frombuffer(
-            self._map, dtype=torch.uint8, count=layout.nbytes, offset=self._starts[layout.slot]
-        )
-
-    def _posted(self, slot: int) -> int:
-        return self._words[_FIRST_SLOT_WORD + 2 * slot]
-
-    def _released(self, slot: int) -> int:
-        return self._words[_FIRST_SLOT_WORD + 2 * slot + 1]
-
-    def _write_text(self, offset: int, text: str) -> None:
-        data = text.encode(errors="replace")[: _TEXT_BYTES - 8]
-        memory = memoryview(self._map)
-        memory[offset : offset + 8] = len(data).to_bytes(8, "little")
-        memory[offset + 8 : offset + 8 + len(data)] = data
-
-    def _read_text(self, offset: int) -> str:
-        length = min(int.from_bytes(self._map[offset : offset + 8], "little"), _TEXT_BYTES - 8)
-        return self._map[offset + 8 : offset + 8 + length].decode(errors="replace")
-
-    def _beat(self, word: int) -> None:
-        # From a thread, whose last beat may come after close() has released the words.
-        with contextlib.suppress(ValueError):
-            self._words[word] += 1
-
-    def close(self) -> None:
-        """Unmaps; a view still held by someone keeps its pages until it is dropped. Idempotent."""
-        self._closed = True
-        self._words.release()
-        try:
-            self._map.close()
-        except BufferError:
-            # A live tensor view exports the mapping; unmapping under it would crash the process.
-            return
 
 
 class RingWriter(Ring):
@@ -108,22 +50,17 @@ class RingWriter(Ring):
     def __init__(self, *, label: str, slot_sizes: Sequence[int], peer: str) -> None:
         if not 1 <= len(slot_sizes) <= MOST_SLOTS:
             raise ValueError(f"a ring has 1 to {MOST_SLOTS} slots, not {len(slot_sizes)}")
-        path = create_private_file(label, _HEADER + sum(slot_sizes))
-        try:
-            super().__init__(path, slot_sizes)
-        except BaseException:
-            path.unlink()
-            raise
+        super().__init__(create_private_file(label, HEADER_BYTES + sum(slot_sizes)), slot_sizes)
         self.peer = peer
-        self._words[0] = _MAGIC
-        self._words[_SENDER_PID] = os.getpid()
-        self._receiver = Liveness(lambda: self._words[_RECEIVER_BEAT])
+        self._set_word(_SENDER_PID, os.getpid())
+        self._set_word(0, _MAGIC)
+        self._receiver = Liveness(lambda: self._word(_RECEIVER_BEAT))
         self._in_flight: dict[int, int] = {}
 
     def begin(self, sync: int) -> None:
         """Opens a sync; their numbers grow from 1. Slots that a failed sync never got back count as free."""
         self._in_flight.clear()
-        self._words[_SENDER_SYNC] = sync
+        self._set_word(_SENDER_SYNC, sync)
         self._receiver.restart()
 
     def beat(self) -> None:
@@ -137,15 +74,15 @@ class RingWriter(Ring):
 
         def free() -> bool:
             # A receiver that is not yet in this sync may still be loading from a failed one's slots.
-            return self._words[_RECEIVER_SYNC] == sync and self._is_back(layout.slot)
+            return self._word(_RECEIVER_SYNC) == sync and self._is_back(layout.slot)
 
         self._wait(free, f"a free slot for bucket {layout.index}", sync, seconds, lost_after, check)
         return self.slot_tensor(layout)
 
     def post(self, layout: BucketLayout, *, sync: int) -> None:
         """Hands the packed bucket over."""
-        serial = self._in_flight[layout.slot] = _serial(sync, layout.index)
-        self._words[_FIRST_SLOT_WORD + 2 * layout.slot] = serial
+        serial = self._in_flight[layout.slot] = serial_of(sync, layout.index)
+        self._set_word(FIRST_SLOT_WORD + 2 * layout.slot, serial)
 
     def drain(self, *, sync: int, seconds: float, lost_after: float, check: Callable[[], None]) -> None:
         """Waits until the receiver has released every slot."""
@@ -159,11 +96,14 @@ class RingWriter(Ring):
         """Tells the receiver to stop waiting for `sync` (default: the one last begun here), and why."""
         if self._closed:
             return
-        self._write_text(_SENDER_TEXT, cause)
-        self._words[_SENDER_FAILED] = self._words[_SENDER_SYNC] if sync is None else sync
+        # Whoever aborts has an error of its own to tell, and the reader of a file that was cut tells that.
+        with contextlib.suppress(ProtocolError):
+            self._write_text(SENDER_TEXT, cause)
+            self._set_word(_SENDER_FAILED, self._words[_SENDER_SYNC] if sync is None else sync)
 
     def hide(self) -> None:
-        """Removes the file's name, once the reader has it mapped: a killed trainer then leaves nothing."""
+        """Removes the file's name, once the reader has it mapped: then a killed trainer leaves nothing, and
+        nobody else can open, change or cut it."""
         self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -172,7 +112,17 @@ class RingWriter(Ring):
         super().close()
 
     def _is_back(self, slot: int) -> bool:
-        return slot not in self._in_flight or self._released(slot) == self._in_flight[slot]
+        if slot not in self._in_flight:
+            return True
+        released = self._released(slot)
+        if released > self._in_flight[slot] or released < 0:
+            raise ProtocolError(
+                f"{self.peer} released {named(released)} from a slot that held "
+                f"{named(self._in_flight[slot])}.",
+                "Somebody else writes to this ring, or the worker's agent is broken.",
+                "Connect again.",
+            )
+        return released == self._in_flight[slot]
 
     def _wait(
         self,
@@ -185,12 +135,12 @@ class RingWriter(Ring):
     ) -> None:
         def checked() -> None:
             check()
-            if self._words[_RECEIVER_FAILED] == sync:
+            if self._word(_RECEIVER_FAILED) == sync:
                 raise SyncError(
                     f"{self.peer} refused or failed sync {sync} while this rank waited for {what}.",
-                    self._read_text(_RECEIVER_TEXT),
+                    self._read_text(RECEIVER_TEXT),
                 )
-            if self._words[_RECEIVER_SYNC] != sync:
+            if self._word(_RECEIVER_SYNC) != sync:
                 self._receiver.restart()
             elif self._receiver.silent_seconds() > lost_after:
                 raise SyncTimeoutError(
@@ -212,20 +162,20 @@ class RingReader(Ring):
     """The worker's end."""
 
     def __init__(self, path: str, slot_sizes: Sequence[int]) -> None:
-        super().__init__(Path(path), slot_sizes)
-        if self._words[0] != _MAGIC:
+        super().__init__(map_private_file(Path(path), HEADER_BYTES + sum(slot_sizes)), slot_sizes)
+        if self._word(0) != _MAGIC:
             self.close()
             raise ProtocolError(
                 f"{path} is not a ring of this weightlane version.", "Its first word differs."
             )
-        self._words[_RECEIVER_PID] = os.getpid()
-        self._sender = Liveness(lambda: self._words[_SENDER_BEAT])
+        self._set_word(_RECEIVER_PID, os.getpid())
+        self._sender = Liveness(lambda: self._word(_SENDER_BEAT))
 
     def begin(self, sync: int) -> None:
         """Shows the sender that this worker reads sync `sync`."""
         self._sender.restart()
         self.beat()
-        self._words[_RECEIVER_SYNC] = sync
+        self._set_word(_RECEIVER_SYNC, sync)
 
     def beat(self) -> None:
         """Shows the sender that this process lives."""
@@ -236,19 +186,26 @@ class RingReader(Ring):
     ) -> tuple[Tensor, memoryview, float]:
         """Waits for the bucket; gives its bytes as tensor and memory, and the seconds waited."""
         started = time.monotonic()
-        wanted = _serial(sync, layout.index)
+        wanted = serial_of(sync, layout.index)
         what = f"bucket {layout.index} of sync {sync}"
 
         def check() -> None:
-            if self._words[_SENDER_FAILED] == sync:
+            posted = self._posted(layout.slot)
+            if self._word(_SENDER_FAILED) == sync:
                 raise SyncError(
-                    f"The trainer gave up while this worker waited for {what}.", self._read_text(_SENDER_TEXT)
+                    f"The trainer gave up while this worker waited for {what}.", self._read_text(SENDER_TEXT)
                 )
-            if self._words[_SENDER_SYNC] > sync:
+            if self._word(_SENDER_SYNC) > sync:
                 raise SyncError(
-                    f"The trainer went on to sync {self._words[_SENDER_SYNC]} while this worker waited for "
+                    f"The trainer went on to sync {self._word(_SENDER_SYNC)} while this worker waited for "
                     f"{what}.",
                     "That sync had failed elsewhere.",
+                )
+            if posted > wanted or posted < 0:
+                raise ProtocolError(
+                    f"The ring holds {named(posted)} where {what} was due.",
+                    "A bucket was skipped, somebody else writes to this ring, or the trainer is broken.",
+                    "Connect again.",
                 )
             if self._sender.silent_seconds() > lost_after:
                 raise SyncTimeoutError(
@@ -265,9 +222,15 @@ class RingReader(Ring):
 
     def release(self, layout: BucketLayout, *, sync: int) -> None:
         """Gives the slot back; every view of it must be gone."""
-        self._words[_FIRST_SLOT_WORD + 2 * layout.slot + 1] = _serial(sync, layout.index)
+        self._set_word(FIRST_SLOT_WORD + 2 * layout.slot + 1, serial_of(sync, layout.index))
+
+    def is_abandoned(self) -> bool:
+        """Whether the sender has closed its end or its process is gone."""
+        return self._file.is_abandoned()
 
     def fail(self, cause: str) -> None:
         """Tells the sender that this worker stopped reading its current sync, and why."""
-        self._write_text(_RECEIVER_TEXT, cause)
-        self._words[_RECEIVER_FAILED] = self._words[_RECEIVER_SYNC]
+        # The error itself also goes back by the message that is being answered.
+        with contextlib.suppress(ProtocolError):
+            self._write_text(RECEIVER_TEXT, cause)
+            self._set_word(_RECEIVER_FAILED, self._words[_RECEIVER_SYNC])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from fake_engine import WEIGHTS, FakeWorkerEngine, ask, attached, begin, load, plan
+from fake_engine import WEIGHTS, WIRES, FakeWorkerEngine, ask, attached, begin, load, plan
 from msgspec.structs import replace
 
 from weightlane.errors import EngineError, NotServableError, ProtocolError, SyncError
@@ -56,7 +56,7 @@ def test_fenced_from_the_first_bucket_to_publication(engine: FakeWorkerEngine, a
     assert {name: bytes(memory_of(t)) for name, t in engine.held.items()} == {
         name: bytes(memory_of(t)) for name, t in WEIGHTS.items()
     }
-    digest = WireDigest()
+    digest = WireDigest(WIRES)
     for tensor in WEIGHTS.values():
         digest.update_whole(memory_of(tensor))
     assert (report.tensors, report.nbytes, report.loaded) == (3, 12 + 2 + 80, 3)

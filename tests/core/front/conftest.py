@@ -13,6 +13,9 @@ from weightlane.front.process import FrontProcess, start_front_process
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Under importlib mode test folders are not on the path; `damage` is in the one of messages.
+sys.path.insert(0, str(Path(__file__).parents[1] / "messages"))
+
 FAKE_FRONT = Path(__file__).with_name("fake_front.py")
 
 

@@ -30,6 +30,8 @@ class FakeEngine:
             raise ValueError("the engine's own words")
         if route == "typed":
             raise SyncError("what happened.", "why it did.", "how to mend it.")
+        if route == "not text":
+            return b"\xff".decode(errors="surrogateescape")
         if route == "child":
             return str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid)
         return route

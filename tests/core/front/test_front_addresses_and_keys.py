@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from weightlane.errors import EngineError
 from weightlane.front.address import KEY_VARIABLE, parse_address
@@ -35,11 +37,27 @@ class FakeIdleEngine:
         ("tcp:127.0.0.1:99999", "not a port"),
         ("tcp:127.0.0.1", "not a port"),
         ("http://127.0.0.1:1", "starts with 'http'"),
+        ("tcp:127.example.org:80", "not loopback"),  # a name that begins like an address leads anywhere
+        ("tcp:127.0.0.1.nip.io:80", "not loopback"),
+        ("tcp:127.0.0.1:\N{SUPERSCRIPT TWO}", "not a port"),
+        ("tcp:127.0.0.1:" + "9" * 5000, "not a port"),
+        ("unix:/a\x00b", "zero byte"),
+        ("unix:/\ud800", "encodable"),
     ],
 )
 def test_a_bad_address_is_refused_with_its_reason(text: str, why: str) -> None:
     with pytest.raises(EngineError, match=why):
         parse_address(text)
+
+
+@settings(max_examples=200)
+@given(st.one_of(st.text(), st.text().map("unix:/".__add__), st.text().map("tcp:127.0.0.1:".__add__)))
+def test_any_text_is_an_address_or_an_engine_error(text: str) -> None:
+    try:
+        address = parse_address(text)
+    except EngineError:
+        return
+    assert address.path.startswith("/") or address.host
 
 
 def test_socket_and_folder_belong_to_their_owner_alone(front: FrontProcess) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from weightlane.ring_file import shared_memory_folder
 from weightlane.testing.ranks import RankGroup, RankOutcome
 from weightlane.testing.steps import steps_named
 
@@ -15,6 +19,21 @@ if TYPE_CHECKING:
 
 SECONDS = 30.0
 RankMaker = Callable[..., RankGroup]
+
+
+@pytest.fixture(autouse=True)
+def no_ring_is_left() -> Iterator[None]:
+    """No ring of a process that is gone may lie about; those of other runs are held by their makers."""
+    before = set(shared_memory_folder().glob("weightlane-*.ring"))
+    yield
+    for path in set(shared_memory_folder().glob("weightlane-*.ring")) - before:
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def rings_mapped_by(engine: FrontProcess) -> list[str]:
+    maps = Path(f"/proc/{engine.process.pid}/maps").read_text().splitlines()
+    return [line for line in maps if ".ring" in line]
 
 
 @pytest.mark.requirement("R64")
@@ -63,3 +82,5 @@ def test_the_engine_outlives_its_trainers_and_the_next_lane_syncs(
 ) -> None:
     outcomes = outcomes_of("no_op_and_many", 1, [engine.address])
     assert steps_named(outcomes, "many")[0].outcome == "ok"
+    # Neither its own rings nor those of all the trainers that were killed before it.
+    assert rings_mapped_by(engine) == []

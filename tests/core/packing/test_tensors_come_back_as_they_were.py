@@ -189,7 +189,8 @@ def test_memory_of_shares_and_refuses_what_it_cannot_share() -> None:
 
 
 def digest_of(tensors: dict[str, Tensor], padding: int, **options: int) -> str:
-    wires, digest = wires_of(tensors), WireDigest()
+    wires = wires_of(tensors)
+    digest = WireDigest(wires)
     for layout in lay_out_buckets(wires, **options):
         bucket = torch.full((layout.nbytes,), padding, dtype=torch.uint8)
         pack_bucket(bucket, layout, wires, numbered(layout, tensors))
@@ -202,7 +203,7 @@ def test_the_digest_is_of_the_tensors_not_of_padding_or_buckets() -> None:
     known = digest_of(sent, 0)
     assert digest_of(sent, 255) == known
     assert digest_of(sent, 0, bucket_bytes=64) == known
-    whole = WireDigest()
+    whole = WireDigest(wires_of(sent))
     for tensor in sent.values():
         whole.update_whole(memory_of(tensor))
     assert whole.hexdigest() == known

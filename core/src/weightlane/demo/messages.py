@@ -105,7 +105,7 @@ def read_rank_message(line: bytes, *, rank: int) -> RankMessage:
     """
     try:
         return msgspec.json.decode(line, type=RankMessage)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(
             f"Trainer rank {rank} sent a line that is not a message of the demo: {error}.",
             f"It begins with {line[:80]!r}.",

@@ -48,7 +48,7 @@ class ParentLine:
             raise SyncTimeoutError(f"No task came within {seconds:g} s.") from None
         try:
             return msgspec.json.decode(line, type=Task)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"The task could not be read: {error}.") from error
 
     def tell(self, message: RankMessage) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import socket
 import stat
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ KEY_VARIABLE = "WEIGHTLANE_FRONT_KEY"
 """Environment variable that holds the shared key of `tcp:` fronts; `unix:` fronts rely on their folder."""
 
 _LONGEST_UNIX_PATH = 107  # sockaddr_un.sun_path holds 108 bytes, one of them the closing zero
+
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +55,31 @@ def parse_address(text: str) -> FrontAddress:
     if scheme == "unix":
         if not rest.startswith("/"):
             raise _bad(text, "The path of a unix socket must be absolute.")
-        if len(os.fsencode(rest)) > _LONGEST_UNIX_PATH:
+        try:
+            length = len(os.fsencode(rest))
+        except UnicodeEncodeError as error:
+            raise _bad(text, f"The path of a unix socket must be encodable: {error.reason}.") from error
+        if "\0" in rest:
+            raise _bad(text, "The path of a unix socket holds no zero byte.")
+        if length > _LONGEST_UNIX_PATH:
             raise _bad(text, f"The path of a unix socket may have {_LONGEST_UNIX_PATH} bytes at most.")
         return FrontAddress(text, path=rest)
     if scheme == "tcp":
         host, _, port = rest.rpartition(":")
-        if not port.isdigit() or not 0 <= int(port) <= 65535:
+        if not _PORT.fullmatch(port) or int(port) > 65535:
             raise _bad(text, f"{port or 'Nothing'} is not a port number.")
-        if host != "localhost" and not host.startswith("127."):
+        if host != "localhost" and not _is_loopback(host):
             raise _bad(text, f"A front listens on loopback only, and {host or 'no host'} is not loopback.")
         return FrontAddress(text, host=host, port=int(port))
     raise _bad(text, f"It starts with {scheme or 'nothing'!r}.")
+
+
+def _is_loopback(host: str) -> bool:
+    # As an address: a name that begins like one (127.example.org) may lead anywhere.
+    try:
+        return ipaddress.IPv4Address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def address_problems(text: str) -> list[Problem]:

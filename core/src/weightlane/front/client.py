@@ -13,7 +13,7 @@ from weightlane import messages
 from weightlane.errors import EngineDeadError, EngineError, ProtocolError, SyncTimeoutError
 from weightlane.front.address import key_for, parse_address
 from weightlane.front.endpoint import MessageEndpoint
-from weightlane.front.frames import MAX_FRAME_BYTES, connection_of, prove_key_to_server
+from weightlane.front.frames import MAX_FRAME_BYTES, connection_of, prove_key_to_server, receive_frame
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -66,18 +66,17 @@ class FrontEndpoint(MessageEndpoint):
             with self._connect(name, deadline) as connection:
                 connection.send_bytes(payload)
                 self._await(connection, name, deadline, bound_seconds)
-                # Bounded by SO_RCVTIMEO between two pieces, not in all: a front that has begun to answer and
-                # goes on is an engine of the user's own at work on a long answer.
-                data = connection.recv_bytes(MAX_FRAME_BYTES)
+                data = receive_frame(connection, stall_seconds=_STALL_SECONDS)
         except AuthenticationError as error:
             raise EngineError(
                 f"The front {self.address} and this process do not hold the same key.",
                 f"{error}.",
                 "Set WEIGHTLANE_FRONT_KEY to the same secret on both sides.",
             ) from error
-        except BlockingIOError as error:  # SO_RCVTIMEO or SO_SNDTIMEO
+        except BlockingIOError as error:  # SO_RCVTIMEO, SO_SNDTIMEO, or a message that crawled
             raise SyncTimeoutError(
-                f"{name} to {self.address} stopped in the middle of a message for {_STALL_SECONDS:g} s.",
+                f"{name} to {self.address} stopped or crawled in the middle of a message for more than "
+                f"{_STALL_SECONDS:g} s.",
                 "The engine's process lives but neither reads nor writes.",
                 "Look at the engine's log; restart the engine.",
             ) from error

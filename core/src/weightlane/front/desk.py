@@ -13,8 +13,9 @@ from weightlane.front.gate import ServingGate
 if TYPE_CHECKING:
     from weightlane.front.engine import FrontEngine
 
+_BY_VALUE = "load-inline"
 _SYNC_STARTS = frozenset({"receive", "begin-inline", "receive-disk"})
-_SYNC_GOES_ON = frozenset({"load-inline", "finish-inline"})
+_SYNC_GOES_ON = frozenset({_BY_VALUE, "finish-inline"})
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -61,6 +62,9 @@ class FrontDesk:
 
     def _call_workers(self, request: messages.CallWorkers) -> list[bytes]:
         kind: _Kind = messages.decode(request.message, _Kind, sender="the controller")
+        if kind.type != _BY_VALUE:
+            # Read whole before the gate moves: what only looks like a sync's message must fence nothing.
+            messages.decode(request.message, messages.AgentRequest, sender="the controller")
         if kind.backend:
             self._backend = kind.backend
         what = f"sync {kind.sync} to version {kind.version}"

@@ -70,9 +70,14 @@ class ServingGate:
         with self._changed:
             before = (self._state, self._cause)
             self._state, self._cause = "writing", what
-            if not self._changed.wait_for(lambda: self._generating == 0, timeout=wait_seconds):
-                self._state, self._cause = before
-                self._changed.notify_all()
+            ended = False
+            try:
+                ended = self._changed.wait_for(lambda: self._generating == 0, timeout=wait_seconds)
+            finally:
+                if not ended:
+                    self._state, self._cause = before
+                    self._changed.notify_all()
+            if not ended:
                 raise SyncTimeoutError(
                     f"{what} waited {wait_seconds:g} s for {self._generating} running generation(s).",
                     "Weights are not written while the engine generates.",

@@ -15,7 +15,8 @@ from weightlane.errors import EngineError, ProtocolError
 from weightlane.failures import failure_of
 from weightlane.front.address import FrontAddress, key_for, parse_address, prepare_socket_folder
 from weightlane.front.desk import FrontDesk
-from weightlane.front.frames import MAX_FRAME_BYTES, connection_of, prove_key_to_client
+from weightlane.front.frames import MAX_FRAME_BYTES, connection_of, prove_key_to_client, receive_frame
+from weightlane.front.guests import Guests
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -85,8 +86,7 @@ class _Server:
         self._where = where
         self._key = key
         self._stop = threading.Event()
-        # Bounded by not waiting: it is only ever tried.
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._guests = Guests(_MAX_CONNECTIONS)
 
     def run(self, listener: socket.socket) -> None:
         while not self._stop.is_set():
@@ -98,43 +98,54 @@ class _Server:
                 _log.warning("front %s: accept failed: %s", self._where.text, error)
                 self._stop.wait(0.2)  # out of descriptors; a tight loop would not free any
                 continue
-            if not self._free.acquire(blocking=False):
-                _log.warning("front %s: more than %d connections", self._where.text, _MAX_CONNECTIONS)
+            if not self._guests.admit(sock.fileno()):
+                _log.warning("front %s: more than %d calls at once", self._where.text, _MAX_CONNECTIONS)
                 sock.close()
                 continue
-            # Daemon: a connection that is still in a long call must not keep the process alive.
-            threading.Thread(target=self._serve_socket, args=(sock,), name="front", daemon=True).start()
+            try:
+                # Daemon: a connection that is still in a long call must not keep the process alive.
+                threading.Thread(target=self._serve_socket, args=(sock,), name="front", daemon=True).start()
+            except RuntimeError as error:
+                _log.warning("front %s: no thread for a connection: %s", self._where.text, error)
+                self._guests.leave(sock.fileno())
+                sock.close()
 
     def _serve_socket(self, sock: socket.socket) -> None:
+        descriptor = sock.fileno()
         try:
             connection = connection_of(sock, stall_seconds=_STALL_SECONDS)
-            with connection:
+        except OSError as error:
+            _log.debug("front %s: connection ended: %s", self._where.text, error)
+            self._guests.leave(descriptor)
+            sock.close()
+            return
+        with connection:
+            try:
                 if self._key is not None:
                     prove_key_to_client(connection, self._key)
                 while not self._stop.is_set() and self._serve_request(connection):
                     pass
-        except AuthenticationError:
-            _log.warning("front %s: a client without the right key was refused", self._where.text)
-        except (EOFError, OSError) as error:
-            _log.debug("front %s: connection ended: %s", self._where.text, error)
-        finally:
-            sock.close()
-            self._free.release()
+            except AuthenticationError:
+                _log.warning("front %s: a client without the right key was refused", self._where.text)
+            except (EOFError, OSError) as error:
+                _log.debug("front %s: connection ended: %s", self._where.text, error)
+            finally:
+                self._guests.leave(descriptor)
 
     def _serve_request(self, connection: Connection) -> bool:
         """Reads one request and answers it; False when the connection is over."""
         if not connection.poll(_STALL_SECONDS):
             return False  # idle: callers open one connection per call
         try:
-            # Bounded by SO_RCVTIMEO per piece; a peer that trickles keeps this one thread, and no other.
-            data = connection.recv_bytes(MAX_FRAME_BYTES)
+            data = receive_frame(connection, stall_seconds=_STALL_SECONDS)
         except EOFError:
             return False
         except OSError as error:
             # Too long, or it stopped in the middle; what follows cannot be told apart from the rest of it.
             refusal = ProtocolError(
                 f"A frame for front {self._where.text} could not be read: {error}.",
-                f"It is longer than {MAX_FRAME_BYTES} bytes or stopped for {_STALL_SECONDS:g} s on its way.",
+                f"It is longer than {MAX_FRAME_BYTES} bytes, or stopped or crawled on its way for more than "
+                f"{_STALL_SECONDS:g} s.",
                 "Send large buckets through the ring (transport shm).",
             )
             connection.send_bytes(messages.encode(failure_of(refusal, origin=self._where.text)))
@@ -144,8 +155,16 @@ class _Server:
         except ProtocolError as error:
             connection.send_bytes(messages.encode(failure_of(error, origin=self._where.text)))
             return True
-        connection.send_bytes(messages.encode(self._desk.answer(request)))
+        with self._guests.answering(connection.fileno()):
+            answer = self._answer(request)
+        connection.send_bytes(answer)
         if isinstance(request, messages.Shutdown):
             self._stop.set()
             return False
         return True
+
+    def _answer(self, request: messages.FrontRequest) -> bytes:
+        try:
+            return messages.encode(self._desk.answer(request))
+        except Exception as error:  # noqa: BLE001 - an answer that cannot be encoded is a failure like any other
+            return messages.encode(failure_of(error, origin=self._where.text))

@@ -59,6 +59,9 @@ def describe(context: ExportContext) -> RankManifest:
             tensor.data_ptr(),
             tuple(tensor.shape),
             tuple(tensor.stride()),
+            # A view that is negated or conjugated when it is read has other values at the same place.
+            tensor.is_neg(),
+            tensor.is_conj(),
         )
         owner = owners.setdefault(storage, name)
         if owner != name:

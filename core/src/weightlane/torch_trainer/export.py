@@ -77,18 +77,22 @@ class TorchStream:
     def _whole(self, spec: TensorSpec, held: dict[str, Tensor]) -> Tensor | None:
         everyone_has_it = set(self._context.serving_ranks) <= set(spec.holders)
         if everyone_has_it or spec.elements == 0:
-            empty = torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
-            return held.get(spec.name, empty if spec.elements == 0 else None)
+            return held.get(spec.name, None if spec.elements else _made_here(spec))
         rank, source = self._context.export.rank, spec.holders[0]
         mine = (
-            held[spec.name].cpu().contiguous()
+            held[spec.name].cpu().resolve_conj().resolve_neg().contiguous()
             if rank == source
-            else torch.empty(spec.shape, dtype=torch_dtype(spec.dtype))
+            else _made_here(spec)
         )
         # As bytes on the CPU, since not every dtype (float8, bool) has a broadcast in every backend.
         # Bounded by the timeout of the lane's own group (`Bounds.collective`).
         dist.broadcast(mine.reshape(-1).view(torch.uint8), src=source, group=self._context.group)
         return held[spec.name] if rank in spec.holders else mine
+
+
+def _made_here(spec: TensorSpec) -> Tensor:
+    # Made as bytes, since torch warns of some dtypes (complex32) when it makes tensors of them.
+    return torch.empty(spec.nbytes, dtype=torch.uint8).view(torch_dtype(spec.dtype)).view(spec.shape)
 
 
 def _require_as_announced(spec: TensorSpec, held: dict[str, Tensor], rank: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weightlane.errors import ExportError
+from weightlane.packing import is_plain, kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,9 +39,9 @@ def named_tensors(model: Any) -> dict[str, Tensor]:
             "Pass one of these as model=.",
         )
     for name, tensor in found.items():
-        if not _is_plain(tensor):
+        if not is_plain(tensor):
             raise ExportError(
-                f"{name} is {_kind(tensor)}, not a plain tensor with data.",
+                f"{name} is {kind_of(tensor)}, not a plain tensor with data.",
                 "The torch trainer exports whole tensors; shards and wrappers need a trainer that gathers.",
                 "Use wl.trainer('fsdp', ...) for FSDP modules, or exclude the entry.",
             )
@@ -75,21 +76,3 @@ def _wraps(model: torch.nn.Module) -> bool:
         isinstance(model, torch.nn.parallel.DistributedDataParallel)
         or type(model).__name__ == "OptimizedModule"
     )
-
-
-def _is_plain(tensor: object) -> bool:
-    return (
-        isinstance(tensor, torch.Tensor)
-        and not hasattr(tensor, "full_tensor")
-        and not tensor.is_meta
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-    )
-
-
-def _kind(tensor: object) -> str:
-    if isinstance(tensor, torch.Tensor) and tensor.is_meta:
-        return "a tensor on the meta device"
-    if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
-    return f"a {type(tensor).__name__}"

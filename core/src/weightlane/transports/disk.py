@@ -75,7 +75,7 @@ class DiskSink:
             folder = self._folder.start(sync, version)
         except OSError as error:
             raise self._failed("its folder", (), error) from error
-        digest = WireDigest() if self._plan.verify == "digest" else None
+        digest = WireDigest(self._plan.tensors) if self._plan.verify == "digest" else None
         largest = max(layout.nbytes for layout in self._plan.buckets)
         self._writing = _Writing(
             sync,

@@ -41,7 +41,7 @@ class AgentInlineSink:
     def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:
         """Opens the sync on every worker; a worker that is not the planned one refuses here."""
         self._sync, self._seconds = sync, bounds.bucket_seconds
-        self._digest = WireDigest() if self._plan.verify == "digest" else None
+        self._digest = WireDigest(self._plan.tensors) if self._plan.verify == "digest" else None
         request = BeginInline(
             self._plan.lane,
             self._plan.digest(),
@@ -90,7 +90,7 @@ class RequestSink:
     def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:  # noqa: ARG002 - a Sink's
         """Nothing is sent before the first bucket."""
         self._version, self._bounds = version, bounds
-        self._digest = WireDigest() if self._plan.verify == "digest" else None
+        self._digest = WireDigest(self._plan.tensors) if self._plan.verify == "digest" else None
 
     def put(self, layout: BucketLayout, tensors: Sequence[tuple[int, Tensor]]) -> None:
         """Casts, sends and waits for the engine's answer."""

@@ -51,7 +51,7 @@ class ShmSink:
     def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:  # noqa: ARG002 - a Sink's
         """Clears the ring for a new sync."""
         self._sync, self._bounds = sync, bounds
-        self._digest = WireDigest() if self._plan.verify == "digest" else None
+        self._digest = WireDigest(self._plan.tensors) if self._plan.verify == "digest" else None
         self.ring.begin(sync)
 
     def put(self, layout: BucketLayout, tensors: Sequence[tuple[int, Tensor]]) -> None:

@@ -46,4 +46,5 @@ def cast_for_wire(tensor: Tensor, wire: WireTensor) -> Tensor:
     """The tensor as a detached contiguous CPU tensor of the travelling dtype; no copy where it is one."""
     from weightlane.packing import torch_dtype
 
-    return tensor.detach().to(device="cpu", dtype=torch_dtype(wire.dtype)).contiguous()
+    ready = tensor.detach().to(device="cpu", dtype=torch_dtype(wire.dtype))
+    return ready.resolve_conj().resolve_neg().contiguous()

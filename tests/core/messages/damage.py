@@ -1,0 +1,116 @@
+"""Ways in which a message can be wrong: in its fields, and in its bytes."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from random import Random
+
+ODD_VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    1 << 24,
+    1 << 39,
+    (1 << 63) - 1,
+    -(1 << 63),
+    (1 << 64) - 1,
+    -0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x" * 300,
+    "\x00",
+    "float8_e8m0fnu",
+    "int4",
+    b"",
+    b"\xff" * 70,
+    [],
+    [[]],
+    [-1],
+    {},
+    {0: "other"},
+    {"type": "failure"},
+    [[[[[[[[]]]]]]]],
+]
+ODD_BYTES = [
+    b"\xc1",  # never used by msgpack
+    b"\xdd\xff\xff\xff\xff",  # an array that claims 4 Gi elements
+    b"\xdf\xff\xff\xff\xff",  # a map that claims 4 Gi pairs
+    b"\xc6\xff\xff\xff\xff",  # 4 GiB of bytes
+    b"\xdb\xff\xff\xff\xff",  # 4 GiB of text
+    b"\xa2\xff\xfe",  # text that is no UTF-8
+    b"\x81\x80\x00",  # a map as a key
+    b"\xcf" + b"\xff" * 8,
+    b"\xcb\x7f\xf8" + b"\x00" * 6,  # NaN
+    b"\xd6\xff" + b"\xff" * 4,  # a timestamp
+    b"\xc7\x0c\xff" + b"\xff" * 12,  # a timestamp far away
+    b"\x91" * 5000,
+]
+
+
+def places_in(value: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of every value inside."""
+    if isinstance(value, dict):
+        return [(value, key) for key in value] + [
+            place for item in value.values() for place in places_in(item)
+        ]
+    if isinstance(value, list):
+        return [(value, i) for i in range(len(value))] + [
+            place for item in value for place in places_in(item)
+        ]
+    return []
+
+
+def damaged(message: msgspec.Struct, random: Random) -> bytes:
+    """The message with something wrong in its fields or in its bytes; rarely, it is whole after all."""
+    raw = msgspec.msgpack.encode(message)
+    return _with_damaged_bytes(raw, random) if random.random() < 0.4 else _with_damaged_fields(raw, random)
+
+
+def _with_damaged_fields(raw: bytes, random: Random) -> bytes:
+    """One to three fields removed, added, doubled or replaced, at any depth."""
+    fields: Any = msgspec.msgpack.decode(raw)
+    for _ in range(random.randint(1, 3)):
+        places = places_in(fields)
+        if not places:
+            break
+        container, key = random.choice(places)
+        odd = deepcopy(random.choice(ODD_VALUES))
+        what = random.choice(["replace", "replace", "remove", "add", "double", "graft"])
+        if what == "remove":
+            del container[key]
+        elif what == "replace":
+            container[key] = odd
+        elif what == "add" and isinstance(container, dict):
+            container[random.choice(["flush", "", "type", "sync"])] = odd
+        elif what == "double" and isinstance(container, list):
+            container.insert(key, deepcopy(container[key]))
+        elif what == "graft":
+            other, there = random.choice(places)
+            container[key] = deepcopy(other[there]) if other is not container else odd
+    return msgspec.msgpack.encode(fields)
+
+
+def _with_damaged_bytes(raw: bytes, random: Random) -> bytes:
+    """Cut, overwritten, or spliced with what readers of msgpack stumble over."""
+    place = random.randint(0, len(raw))
+    odd = random.choice(ODD_BYTES)
+    return random.choice(
+        [
+            raw[:place],
+            raw[:place] + odd + raw[place:],
+            raw[:place] + odd + raw[place + len(odd) :],
+            raw[:place] + random.randbytes(1) + raw[place + 1 :],
+            raw + odd,
+            raw + raw,
+            random.randbytes(place),
+        ]
+    )
