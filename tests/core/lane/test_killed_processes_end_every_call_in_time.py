@@ -31,8 +31,8 @@ def no_ring_is_left() -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def rings_mapped_by(engine: FrontProcess) -> list[str]:
-    maps = Path(f"/proc/{engine.process.pid}/maps").read_text().splitlines()
+def rings_mapped_by(engine: EngineProcess) -> list[str]:
+    maps = Path(f"/proc/{engine.process_id}/maps").read_text().splitlines()
     return [line for line in maps if ".ring" in line]
 
 
