@@ -52,7 +52,7 @@ class SyncStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sy
 
     version: int
     plan_digest: str
-    joined: tuple[int, ...]
+    joined: tuple[int, ...] = ()
 
 
 class Rejoining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -46,6 +46,7 @@ class Ring:
         self._map = file.memory
         self._starts = tuple(HEADER_BYTES + sum(slot_sizes[:index]) for index in range(len(slot_sizes)))
         self._words = memoryview(self._map)[:HEADER_BYTES].cast("q")
+        # Bounded by what its holders do: to write a word, or to unmap.
         self._closing = threading.Lock()
         self._closed = False
 

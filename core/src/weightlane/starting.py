@@ -157,7 +157,8 @@ class StartProcedure:
     def _must_join(self, answer: ReplicaResidency, starts: Sequence[SyncStart]) -> bool:
         plan = self._members.plan
         number = answer.replica
-        same_rings = {start.joined[number] for start in starts} == {self._members.joined[number]}
+        here = self._members.joined
+        same_rings = all(start.joined[number : number + 1] == here[number : number + 1] for start in starts)
         return not same_rings or not answer.is_as_planned(plan.replicas[number], plan.digest())
 
     def _begin(self, go: SyncGo) -> Go:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from weightlane.buckets import lay_out_buckets
+from weightlane.errors import SyncError
 from weightlane.front.socket_folder import socket_folder
 from weightlane.manifest import Manifest
 from weightlane.messages import WireTensor
@@ -89,7 +90,7 @@ def test_a_ring_s_path_is_never_taken_over(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ring_file.secrets, "token_hex", lambda length: "same")
     first = ShmSink(plan("lane"), replica=0, worker=0)
     try:
-        with pytest.raises(FileExistsError):
+        with pytest.raises(SyncError, match="File exists"):
             ShmSink(plan("lane"), replica=0, worker=0)
     finally:
         first.close()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MODELS = ("torch",)
 """Trainers for which the demo knows how to make a model."""
 
+MODES = (Mode.FULL,)
+"""Modes that the demo's lesson can show: it trains every weight of a model that has no adapter."""
+
 _PACKAGES = ("torch", "transformers", "matplotlib", "jinja2")
 
 
@@ -37,6 +40,7 @@ def check_settings(settings: DemoSettings) -> None:
     trainer = _trainer(settings.trainer)
     _require_any([trainer], f"export-{mode.value}", mode)
     _require_any(_rollouts(settings.rollout), f"receive-{mode.value}", mode)
+    _require_lesson(mode)
     _check_report(settings.report)
 
 
@@ -127,6 +131,15 @@ def _require_any(eras: Sequence[BackendDescriptor], capability: str, mode: Mode)
         f"It can: {', '.join(sorted(known))}.",
         "Use --mode full.",
     )
+
+
+def _require_lesson(mode: Mode) -> None:
+    if mode not in MODES:
+        raise SelectionError(
+            f"The demo does not show mode {mode.value} yet.",
+            "It trains every weight of a model that has no adapter.",
+            "Use --mode full here, and connect(mode=...) for a model of your own.",
+        )
 
 
 def _check_report(report: Path) -> None:

@@ -24,6 +24,7 @@ class Guests:
 
     def __init__(self, most: int) -> None:
         self._most = most
+        # Bounded by what its holders do: to look into a dict and to shut a socket.
         self._lock = threading.Lock()
         self._waiting: dict[int, None] = {}  # by descriptor, the oldest first
         self._answered: set[int] = set()

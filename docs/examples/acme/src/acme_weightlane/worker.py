@@ -78,6 +78,10 @@ class AcmeWorker:
             expected=tuple(ExpectedTensor(item.name, item.shape, item.dtype) for item in live),
         )
 
+    def current_incarnation(self) -> str:
+        """The same engine object, the same incarnation; asked before each sync."""
+        return self._incarnation
+
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """Nothing beyond what core compares with `expected`."""
         del plan
