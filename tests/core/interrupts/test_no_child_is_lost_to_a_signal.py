@@ -61,6 +61,14 @@ STARTERS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_raises() -> Iterator[None]:
+    """As on a terminal; a shell that starts something in the background has it ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Ctrl-C arrives right after every fork; gives the children. None of them outlives the test."""
