@@ -12,7 +12,7 @@ import torch
 
 import weightlane as wl
 from weightlane.checkpoint import expected_tensors_of_config
-from weightlane.errors import EngineDeadError, EngineError
+from weightlane.errors import EngineDeadError, EngineError, PlanError
 from weightlane_sglang.contract import (
     CONTINUE_ROUTE,
     PAUSE_ROUTE,
@@ -166,3 +166,17 @@ def test_a_flush_that_fails_fails_the_sync_before_anything_is_published(
         server.answers.fail("", 0, None)
         lane.sync(version=2)
         assert asked(server)[-3:] == [FLUSH, VERSION_ROUTE, CONTINUE_ROUTE]
+
+
+@pytest.mark.parametrize("transport", ["disk", "shm"])
+def test_a_transport_that_it_does_not_take_is_refused_by_name_before_any_write(
+    server: Any, tensors: dict[str, torch.Tensor], transport: Any
+) -> None:
+    with pytest.raises(PlanError, match=transport) as caught:
+        wl.connect(
+            trainer=wl.trainer("torch", model=tensors),
+            rollout=[wl.rollout("sglang", url=server.url)],
+            transport=transport,
+        )
+    assert [problem.kind for problem in caught.value.problems] == ["transport"]
+    assert asked(server) == []

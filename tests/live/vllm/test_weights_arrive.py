@@ -24,7 +24,7 @@ AGREES = 1e-4
 MOVED = 1e-2
 
 
-@pytest.mark.parametrize("transport", ["shm", "inline"])
+@pytest.mark.parametrize("transport", ["shm", "inline", "disk"])
 def test_three_syncs_each_move_and_match_the_trainer(
     tiny_front: FrontProcess, tiny_folder: Path, trainer_of: type, transport: str
 ) -> None:
