@@ -180,6 +180,12 @@ class Lane:
         """
         with self._alone("sleep"):
             self._require_open()
+            if self._record.staged is not None:
+                raise SyncError(
+                    f"Version {self._record.staged.version} is staged on lane {self._members.plan.lane}.",
+                    "Sleeping engines could lose it before it is published.",
+                    "Call commit() first.",
+                )
             self._sleeping.sleep(self.published_version or 0)
 
     def wake(self) -> None:
@@ -278,7 +284,8 @@ class Lane:
         try:
             told = run.failed(error)
         finally:
-            self._record.started(run.go)
+            if run.progress != "starting":  # else nobody said who takes part
+                self._record.started(run.go)
             self._record.has_failed(told, run.progress, run.version, run.published)
         return told
 

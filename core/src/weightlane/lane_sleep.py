@@ -38,20 +38,30 @@ class LaneSleep:
     def _on_all(self, step: Callable[[ReplicaSession], None]) -> None:
         self._calls += 1
         key = f"sleep/{self._calls}"
+        self._channel.put(f"{key}/at/{self._channel.rank}", Go())
         if self._channel.rank == CONTROLLER:
-            put_outcome(self._channel, key, lambda: self._each(step))
-            self._channel.forget(f"sleep/{self._calls - 2}")
-        seconds = self._bounds.start + self._bounds.finish * len(self._members.plan.replicas)
+            put_outcome(self._channel, key, lambda: self._each(key, step))
+        seconds = 2 * self._bounds.start + self._bounds.finish * len(self._members.plan.replicas)
         self._channel.get(key, Go, seconds=seconds, awaited=(CONTROLLER,))
 
-    def _each(self, step: Callable[[ReplicaSession], None]) -> Go:
+    def _each(self, key: str, step: Callable[[ReplicaSession], None]) -> Go:
         """A replica that fails keeps none of the others from being asked."""
+        self._channel.gather(f"{key}/at", Go, seconds=self._bounds.start)
+        self._forget(self._calls - 1)
         failures: list[WeightlaneError] = []
         for session in self._members.sessions:
             try:
+                session.require_ended(self._bounds.start)
+                if session.manages_memory:
+                    session.adopt(session.residency(self._bounds.start))
                 step(session)
             except WeightlaneError as error:
                 failures.append(error)
         if failures:
             raise failures[0]
         return Go()
+
+    def _forget(self, call: int) -> None:
+        """Every rank is at the next call now, so each has read this one's verdict."""
+        ranks = range(self._channel.world_size)
+        self._channel.forget(f"sleep/{call}", *(f"sleep/{call}/at/{rank}" for rank in ranks))

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from weightlane.planning import PlanRequest
     from weightlane.registry import Registry
 
-_SAME = ("engine", "engine_version", "backend", "distribution", "transport", "peers", "program")
+_SAME = (
+    *("engine", "engine_version", "backend", "distribution", "transport", "peers", "program"),
+    *("adapter", "stamps_version"),
+)
 _FIX = "Restart it with the model, size and version that it had, or close the lane and connect again."
 
 

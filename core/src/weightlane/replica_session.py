@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from weightlane.agent_calls import call_agents
-from weightlane.errors import SyncError, WeightlaneError
+from weightlane.errors import SyncError, SyncTimeoutError, WeightlaneError
 from weightlane.messages import (
     AgentRequest,
     Attach,
@@ -63,7 +63,10 @@ class ReplicaSession:
         self._on_failure: Callable[[BaseException], None] = _ignore
         self._reports_within = bounds.finish
         self._paused = False
-        self._dirty = False
+        self._resume_in_doubt = False
+        self._ending: threading.Thread | None = None
+        # What takes requests only cannot tell whether a trainer before this one left it half-written.
+        self._dirty = not self._replica.has_agent
         self._released: set[MemoryTag] = set()
         self.weights_lost = False
 
@@ -89,12 +92,19 @@ class ReplicaSession:
         return ReplicaResidency(self.number, self.address, tuple(workers))
 
     @property
+    def manages_memory(self) -> bool:
+        """Whether the lane was connected to let this engine's memory go and take it back."""
+        return bool(self._replica.program.memory)
+
+    @property
     def released(self) -> tuple[MemoryTag, ...]:
         """Memory that this session has let go and not taken back."""
         return tuple(item.tag for item in self._replica.program.memory if item.tag in self._released)
 
     def adopt(self, residency: ReplicaResidency) -> None:
         """Takes the engine's word for what is released: whoever let it go, the lane takes it back.
+
+        An engine that says that its weights are no whole version is not let generate before one is published.
 
         Raises:
             SyncError: something is released that the lane was not asked to manage.
@@ -114,6 +124,8 @@ class ReplicaSession:
         self._released = {managed[tag] for tag in told}
         if "weights" in told:
             self._dirty = self.weights_lost = True
+        if not all(worker.servable for worker in residency.workers):
+            self._dirty = True
 
     def sleep(self, version: int) -> None:
         """Holds generation back and lets go of all memory that the lane manages and still has."""
@@ -131,10 +143,11 @@ class ReplicaSession:
         """One kind of step of the schedule before or after the move, as far as this replica has it."""
         memory = self._replica.program.memory
         if kind == "pause":
-            if self._replica.program.pause and not self._paused:
+            if self._replica.program.pause and (not self._paused or self._resume_in_doubt):
                 # Before the calls: one that fails half-way must be resumed as well.
                 self._paused = True
                 self._run(self._replica.program.pause, version)
+                self._resume_in_doubt = False
         elif kind == "release":
             for item in memory:
                 if item.tag != "weights":  # released for a sync, they would be taken back at once
@@ -210,12 +223,36 @@ class ReplicaSession:
     def resume(self, version: int) -> None:
         """Lets generation go on, if it was this session that paused it."""
         if self._paused:
+            self._resume_in_doubt = True  # a call that fails may have been obeyed nevertheless
             self._run(self._replica.program.resume, version)
-            self._paused = False
+            self._paused = self._resume_in_doubt = False
 
     def touched(self) -> None:
-        """Buckets may reach this replica from now on: only a published version lets it generate again."""
+        """Buckets may reach this replica from now on, or it missed a version: only publishing resumes it."""
         self._dirty = True
+
+    def start_to_cancel(self, sync: int, version: int, cause: str) -> threading.Thread:
+        """`cancel` in a thread of its own, which `require_ended` looks for."""
+        self._ending = threading.Thread(target=self.cancel, args=(sync, version, cause), daemon=True)
+        self._ending.start()
+        return self._ending
+
+    def require_ended(self, seconds: float) -> None:
+        """Waits for the end of the last failed sync, which could else resume the engine during the next.
+
+        Raises:
+            SyncTimeoutError: it had not ended within `seconds`.
+        """
+        if self._ending is None:
+            return
+        self._ending.join(seconds)
+        if self._ending.is_alive():
+            raise SyncTimeoutError(
+                f"{self.address} is still ending the last sync, which failed.",
+                f"A call to it has not returned for {seconds:g} s more.",
+                "Look at the engine's log, and sync again.",
+            )
+        self._ending = None
 
     def cancel(self, sync: int, version: int, cause: str) -> None:
         """Ends this replica's part of a failed sync: waits for its receive call, then tells the workers why.
@@ -298,11 +335,6 @@ def cancel_all(
 ) -> None:
     """Cancels a failed sync on every replica at once, for at most `seconds` in all."""
     deadline = time.monotonic() + seconds
-    threads = [
-        threading.Thread(target=session.cancel, args=(sync, version, cause), daemon=True)
-        for session in sessions
-    ]
-    for thread in threads:
-        thread.start()
+    threads = [session.start_to_cancel(sync, version, cause) for session in sessions]
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

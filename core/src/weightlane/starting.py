@@ -163,7 +163,13 @@ class StartProcedure:
 
     def _begin(self, go: SyncGo) -> Go:
         """Takes every replica's steps before the move and, over rings, starts the long receive calls."""
-        sessions = self._members.taking_part({item.replica for item in go.missing})
+        missing = {item.replica for item in go.missing}
+        sessions = self._members.taking_part(missing)
+        for session in self._members.sessions:
+            if session.number in missing:
+                session.touched()
+        for session in sessions:
+            session.require_ended(self._bounds.start)
         for session in sessions:
             if session.number in self._answers:
                 session.adopt(self._answers[session.number])

@@ -229,6 +229,7 @@ class SyncRun:
     def _publish(self) -> None:
         served: list[str] = []
         try:
+            self._require_what_was_staged()
             for session in self._sessions:
                 session.publish(self.sync, self.version)
                 served.append(session.address)
@@ -237,6 +238,30 @@ class SyncRun:
                 session.resume(self.version)
         except WeightlaneError as error:
             raise partly_published(error, self.version, served) from error
+
+    def _require_what_was_staged(self) -> None:
+        """Every replica asked again: one that was made anew, or let its weights go, holds no staged version.
+
+        Raises:
+            SyncError: names each such replica; nothing has been published.
+            WeightlaneError: a replica does not answer.
+        """
+        plan = self._members.plan
+        others: list[str] = []
+        for answer in self._members.ask(self._bounds.start):
+            if answer.replica in self._missing:
+                continue
+            if answer.error is not None:
+                raise answer.error
+            gone = any("weights" in worker.released for worker in answer.workers)
+            if gone or not answer.is_as_planned(plan.replicas[answer.replica], plan.digest()):
+                others.append(str(answer))
+        if others:
+            raise SyncError(
+                f"Version {self.version} was staged and is not published: {'; '.join(others)}.",
+                "Since it was staged, that engine was started anew, lost its plan or let its weights go.",
+                "Sync again; nothing was published.",
+            )
 
     # -- failing together -------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from weightlane.hookspecs import hookimpl
 from weightlane.lane import Lane
 from weightlane.program import EngineCall, Lifecycle
 from weightlane.registry import get_registry
+from weightlane.replica_session import ReplicaSession
 from weightlane.ring_file import shared_memory_folder
 from weightlane.testing import steps
 from weightlane.testing.steps import take_step
@@ -335,14 +336,21 @@ def async_loop() -> None:
 
 
 def half_published() -> None:
-    """Two replicas; the second dies between stage and commit, when told so by a file."""
+    """Two replicas; the second dies while the first is being published, when told so by a file."""
+    healthy = ReplicaSession.publish
+
+    def publish(session: ReplicaSession, sync: int, version: int) -> None:
+        if session.number == 1:
+            print("PUBLISHED THE FIRST", flush=True)
+            go = Path(os.environ["LANE_TEST_GO"])
+            deadline = time.monotonic() + 60
+            while not go.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        healthy(session, sync, version)
+
+    ReplicaSession.publish = publish  # type: ignore[method-assign]
     lane = open_lane(weights(), urls=URLS)
     step("stage", lambda: lane.stage(version=1))
-    print("STAGED", flush=True)
-    go = Path(os.environ["LANE_TEST_GO"])
-    deadline = time.monotonic() + 60
-    while not go.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
     step("commit", lane.commit)
     if RANK == 0:
         generated = step("first replica serves", lambda: lane.replicas[0].generate([[1, 2, 3]], max_tokens=1))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from local_engines import PROMPT, FakeForgetfulWorker, change, engines, held_equal, lane_to, weights_of
+from local_engines import (
+    PROMPT,
+    FakeForgetfulWorker,
+    change,
+    engines,
+    held_equal,
+    lane_to,
+    versions_held,
+    weights_of,
+)
 
 import weightlane as wl
 from weightlane.errors import EngineError, NotServableError, SyncError, VerificationError
@@ -189,3 +198,15 @@ def test_a_backend_that_cannot_release_and_a_tag_nobody_has_are_refused(
 
 def _refuse(*_: object) -> None:
     raise EngineError("This engine cannot release anything now.")
+
+
+def test_a_staged_version_is_not_put_to_sleep(
+    pair: list[FakeMortalEngine], weights: dict[str, Tensor]
+) -> None:
+    with lane_to(weights, pair[:1], release=BOTH) as lane:
+        lane.stage(version=1)
+        with pytest.raises(SyncError, match="Version 1 is staged"):
+            lane.sleep()
+        lane.commit()
+        assert versions_held(pair[:1]) == [1]
+        lane.sleep()

@@ -17,6 +17,7 @@ from local_engines import (
 )
 
 from weightlane.errors import NotServableError, SyncError, VerificationError
+from weightlane.sync_run import SyncRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +101,30 @@ def test_without_the_rule_one_replica_would_be_ahead(
     with pytest.raises(VerificationError):
         lane.sync(version=1)
     assert versions_held(pair)[0] == 1
+
+
+def test_a_replica_started_anew_since_stage_keeps_every_one_from_the_staged_version(
+    lane: Lane, pair: list[FakeMortalEngine]
+) -> None:
+    lane.stage(version=1)
+    pair[1].start_anew()
+    with pytest.raises(SyncError, match="Version 1 was staged and is not published: replica 1") as caught:
+        lane.commit()
+    assert "served by no replica" in str(caught.value)
+    assert (versions_held(pair), lane.published_version) == ([None, None], None)
+    lane.sync(version=2)
+    assert versions_held(pair) == [2, 2]
+
+
+def test_control_without_asking_again_the_first_replica_is_published_alone(
+    lane: Lane, pair: list[FakeMortalEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SyncRun, "_require_what_was_staged", lambda run: None)
+    lane.stage(version=1)
+    pair[1].start_anew()
+    with pytest.raises(SyncError):
+        lane.commit()
+    assert versions_held(pair) == [1, None]
 
 
 def test_a_staged_version_can_be_replaced_by_another(

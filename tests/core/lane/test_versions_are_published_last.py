@@ -33,7 +33,7 @@ def test_a_call_that_fails_after_the_last_bucket_publishes_nothing(
     assert generated.type == "NotServableError"
 
 
-def test_a_replica_lost_between_stage_and_commit_leaves_the_other_named_as_serving(
+def test_a_replica_lost_in_the_commit_leaves_the_other_named_as_serving(
     ranks: Callable[..., RankGroup],
     engine: EngineProcess,
     start_engine: Callable[..., EngineProcess],
@@ -42,7 +42,7 @@ def test_a_replica_lost_between_stage_and_commit_leaves_the_other_named_as_servi
     second = start_engine()
     go = tmp_path / "go"
     with ranks("half_published", 2, [engine.address, second.address], go=str(go)) as group:
-        group.wait_for_output(0, "STAGED", 60)
+        group.wait_for_output(0, "PUBLISHED THE FIRST", 60)
         second.kill()
         go.touch()
         outcomes = group.wait(60)

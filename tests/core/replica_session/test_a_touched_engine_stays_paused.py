@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from weightlane.bounds import Bounds
 from weightlane.buckets import lay_out_buckets
+from weightlane.errors import EngineError, SyncTimeoutError
 from weightlane.manifest import Manifest
 from weightlane.messages import WireTensor
 from weightlane.plan import LanePlan, ReplicaPlan
-from weightlane.program import EngineCall, Program, RequestMove
+from weightlane.program import AgentMove, EngineCall, Program, RequestMove
 from weightlane.replica_session import ReplicaSession, cancel_all, take_steps
+from weightlane.residency import ReplicaResidency, WorkerResidency
 from weightlane.schedule import BEFORE_MOVE
 from weightlane.types import Mode, Phase, TransportName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+CALL = EngineCall("any")
 WIRES = (WireTensor("w", (4,), "float32"),)
 
 
@@ -33,6 +39,8 @@ class FakePausableEndpoint:
 
     def call(self, call: EngineCall, *, version: int | None = None) -> str:
         self.routes.append(call.route)
+        if call.route == self.fails_at:
+            raise EngineError(f"{call.route} failed.")
         return ""
 
     def close(self) -> None:
@@ -91,13 +99,78 @@ def endpoint() -> FakePausableEndpoint:
     return FakePausableEndpoint()
 
 
+def published(endpoint: FakePausableEndpoint) -> ReplicaSession:
+    """A session that has written the engine whole, with nothing noted yet."""
+    session = session_of(endpoint)
+    session.publish(0, 0)
+    endpoint.routes.clear()
+    return session
+
+
 def test_a_sync_that_failed_before_its_first_bucket_resumes_the_engine(
     endpoint: FakePausableEndpoint,
 ) -> None:
-    session = session_of(endpoint)
+    session = published(endpoint)
     begun(session, 1)
     session.cancel(1, 1, "another replica refused")
     assert endpoint.routes == ["pause", "resume"]
+
+
+def test_an_engine_that_this_lane_never_wrote_whole_is_not_let_go(endpoint: FakePausableEndpoint) -> None:
+    """It cannot tell whether a trainer that died has left it paused and half-written."""
+    session = session_of(endpoint)
+    begun(session, 1)
+    session.cancel(1, 1, "another replica refused")
+    session.wake(1)
+    session.close()
+    assert endpoint.routes == ["pause", "close"]
+
+
+def test_an_engine_that_says_it_is_not_whole_is_not_let_go(endpoint: FakePausableEndpoint) -> None:
+    session = published(endpoint)
+    told = WorkerResidency(0, "a", servable=False, cause="a sync failed")
+    agents = structs.replace(
+        session._replica, program=Program(AgentMove("inline"), pause=(CALL,), resume=(CALL,))
+    )
+    session._replica = agents
+    session.adopt(ReplicaResidency(0, endpoint.address, (told,)))
+    take_steps(["pause"], [session], 1)
+    session.wake(1)
+    assert endpoint.routes == ["any"]
+    session.adopt(ReplicaResidency(0, endpoint.address, (structs.replace(told, servable=True),)))
+    assert session._dirty, "another trainer's word does not make this lane's weights whole"
+
+
+def test_a_resume_that_may_have_been_obeyed_is_paused_again(endpoint: FakePausableEndpoint) -> None:
+    session = published(endpoint)
+    begun(session, 1)
+    endpoint.fails_at = "resume"
+    session.cancel(1, 1, "another replica refused")
+    endpoint.fails_at = ""
+    begun(session, 2)
+    begun(session, 3)
+    assert endpoint.routes == ["pause", "resume", "pause"]
+
+
+def test_the_next_sync_waits_for_the_end_of_a_failed_one() -> None:
+    go_on = threading.Event()
+
+    class FakeSlowEndpoint(FakePausableEndpoint):
+        def call(self, call: EngineCall, *, version: int | None = None) -> str:
+            if call.route == "resume":
+                go_on.wait(30)
+            return super().call(call, version=version)
+
+    endpoint = FakeSlowEndpoint()
+    session = published(endpoint)
+    begun(session, 1)
+    cancel_all([session], 1, 1, "cause", 0.1)
+    with pytest.raises(SyncTimeoutError, match="still ending the last sync"):
+        session.require_ended(0.1)
+    go_on.set()
+    session.require_ended(30)
+    begun(session, 2)
+    assert endpoint.routes == ["pause", "resume", "pause"]
 
 
 @pytest.mark.requirement("R68", part="full weights")
@@ -130,17 +203,14 @@ def test_a_published_version_lets_it_go(endpoint: FakePausableEndpoint) -> None:
 def test_an_interrupted_lane_lets_an_untouched_engine_go_when_it_closes(
     endpoint: FakePausableEndpoint,
 ) -> None:
-    session = session_of(endpoint)
+    session = published(endpoint)
     begun(session, 1)
     session.close()
     assert endpoint.routes == ["pause", "resume", "close"]
 
 
 def test_all_replicas_are_cancelled_at_once_within_one_bound() -> None:
-    import threading
-    import time
-
-    class FakeSlowSession:
+    class FakeSlowSession(ReplicaSession):
         def __init__(self, wait: Callable[[], object]) -> None:
             self.wait = wait
 
