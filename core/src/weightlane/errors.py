@@ -107,7 +107,7 @@ class StaleSampleError(WeightlaneError):
 
 
 class NotServableError(EngineError):
-    """The receiver was left half-written by a failed sync and refuses to generate until one succeeds."""
+    """The receiver refuses to generate: its weights are no published version, or it has let go of memory."""
 
 
 class ExportError(WeightlaneError):
@@ -118,8 +118,8 @@ class ExportError(WeightlaneError):
 class Problem:
     """One thing wrong with a plan.
 
-    `kind` is a stable word for tools (`missing-name`, `extra-name`, `duplicate-name`, `shape`, `dtype`,
-    `rank-disagreement`, `peer`, `capability`, ...); `subject` the tensor, field or rank it is about.
+    `kind` is a stable word for tools (`missing-name`, `shape`, `rank-disagreement`, ...; docs/errors.rst
+    lists all of core's); `subject` the tensor, field or rank it is about.
     """
 
     kind: str
