@@ -5,6 +5,10 @@ implements the hooks of the roles it serves. Hooks are called per plan, phase or
 Selection comes first (`weightlane.selection`): of all registered backends one is chosen, and only its plugin
 is called, with its descriptor in the context. Hook order therefore never decides anything.
 
+What a replica is asked at connect it is asked again when it was started anew at its address, before the next
+sync (`weightlane.rejoin`): facts, endpoint, and everything that planning calls, for all replicas, since the
+plan as it stands must come out again.
+
 A plugin in full::
 
     import weightlane.hookspecs as wl
@@ -91,7 +95,8 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
     """Facts of one engine from the best source at hand, or None when this plugin cannot reach it.
 
     Collecting over the plugins that register the engine; the best source wins, worker before server before
-    installed package. Must not import the engine: read metadata, source text, or ask a live server.
+    installed package. Must not import the engine: read metadata, source text, or ask a live server. Called
+    again for a replica that was started anew.
     """
 
 
@@ -109,13 +114,20 @@ def weightlane_plan_launch(context: LaunchContext) -> LaunchPlan:
 
 @_hookspec
 def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
-    """A handle on one live replica. Bounded by `context.timeout_seconds`."""
+    """A handle on one live replica. Bounded by `context.timeout_seconds`.
+
+    Called at connect, and again for a replica that was started anew, unless it is an engine object of this
+    process: that keeps its handle.
+    """
     raise NotImplementedError
 
 
 @_hookspec
 def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
-    """Where each exported tensor goes in this worker, in manifest order. Pure; never invents a target."""
+    """Where each exported tensor goes in this worker, in manifest order. Pure; never invents a target.
+
+    Called while planning: at connect, and again when a replica was started anew.
+    """
     raise NotImplementedError
 
 
@@ -123,14 +135,18 @@ def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
 def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
     """How this engine takes the agreed adapter: its own wire form, its swap policy, what to know about it.
 
-    Mode adapter only. Pure. Raises PlanError that lists every feature the engine does not carry.
+    Mode adapter only. Pure. Called while planning: at connect, and again when a replica was started anew.
+    Raises PlanError that lists every feature the engine does not carry.
     """
     raise NotImplementedError
 
 
 @_hookspec
 def weightlane_build_requests(context: BuildRequestsContext) -> Program:
-    """The steps of one sync for this era: made once, filled and replayed at each sync. Pure."""
+    """The steps of one sync for this era: made at connect, filled and replayed at each sync. Pure.
+
+    Called again when a replica was started anew; a program other than that of connect is refused.
+    """
     raise NotImplementedError
 
 
@@ -142,7 +158,8 @@ def weightlane_plan_lifecycle(
 
     Called for both backends. A rollout backend gets a `BuildRequestsContext`, once per replica, and gives a
     `Lifecycle`; a trainer backend gets a `TrainerLifecycleContext`, once, and gives a `TrainerLifecycle`. One
-    that loads and offloads nothing says so with an empty one. `weightlane.schedule` merges them.
+    that loads and offloads nothing says so with an empty one. `weightlane.schedule` merges them. Called while
+    planning: at connect, and again when a replica was started anew.
     """
     raise NotImplementedError
 
@@ -160,10 +177,10 @@ def weightlane_describe_export(context: ExportContext) -> RankManifest:
 def weightlane_normalize_peft_config(context: PeftConfigContext) -> AdapterConfig:
     """This rank's adapter in the frozen form. No collective, no copy.
 
-    Mode adapter only, on ranks that were given a model, after `weightlane_describe_export`, which leaves the
-    manifest's `adapter` open. The
-    plugin knows where its trainer keeps a configuration; `weightlane.peft.adapter_config_of` reads peft's.
-    Raises PlanError that lists every feature that an adapter cannot carry.
+    Mode adapter only, at connect, on ranks that were given a model, after `weightlane_describe_export`, which
+    leaves the manifest's `adapter` open. The plugin knows where its trainer keeps a configuration;
+    `weightlane.peft.adapter_config_of` reads peft's. Raises PlanError that lists every feature that an
+    adapter cannot carry.
     """
     raise NotImplementedError
 

@@ -161,8 +161,8 @@ class Lane:
     def stage(self, version: int) -> SyncReport:
         """Moves and verifies `version` on every worker of every replica, without publishing it.
 
-        Until `commit`, or until another version is staged, nothing generates: full weights are written in
-        place, so no replica holds the old version any more.
+        Full weights are written in place, so that no replica holds the old version any more: nothing
+        generates until `commit`. In mode adapter with two slots the old adapter answers until then.
         """
         with self._alone("stage"):
             return self._stage(version)

@@ -44,7 +44,11 @@ class Mode(str, Enum):
 
 
 class Phase(str, Enum):
-    """What one transfer carries. Mode `adapter` is BASE when the engine lacks it, then ADAPTER."""
+    """What one transfer carries: what the mode is called.
+
+    BASE is the part of mode `adapter` that would bring the base to an engine which lacks it; it is not built
+    yet, so that mode is ADAPTER at each sync.
+    """
 
     FULL = "full"
     MERGED = "merged"

@@ -57,8 +57,9 @@ def lock(
     """Write which plugins are selected here, so that later runs can refuse any other.
 
     Without names, every registered engine that is installed here is locked. A run keeps to a lock by
-    WEIGHTLANE_LOCKED=PATH, by connect(locked=PATH) or by --locked PATH of other commands. Exit status 1 if
-    nothing can be selected for an engine named here, or if --locked finds a difference.
+    WEIGHTLANE_LOCKED=PATH, by connect(locked=PATH) or by --locked PATH of backends, demo, doctor and
+    launch-args. Exit status 1 if nothing can be selected for an engine named here, or if --locked finds a
+    difference.
     """
     if url and len(rollout or ()) != 1:
         raise typer.BadParameter("give exactly one --rollout with it", param_hint="--url")

@@ -1,4 +1,4 @@
-"""The option `--locked`, the same for every command that selects."""
+"""The option `--locked` of `backends`, `demo`, `doctor` and `launch-args`; `lock` has one of its own."""
 
 from __future__ import annotations
 
