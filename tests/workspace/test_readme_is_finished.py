@@ -19,6 +19,6 @@ def test_the_two_commands_follow_the_marker() -> None:
 
 def test_every_file_that_it_names_exists() -> None:
     root = Path(__file__).parents[2]
-    named = set(re.findall(r"`((?:core|plugins|tests|examples|\.ci)(?:/[\w.-]+)+)`", README))
+    named = set(re.findall(r"`((?:core|plugins|tests|examples|benchmarks|\.ci)(?:/[\w.-]+)+)`", README))
     assert named, "it names no file at all"
     assert {name for name in named if not (root / name).exists()} == set()
