@@ -114,6 +114,22 @@ def require_locked(held: HeldLock, registry: Registry, found: LockedBackend) -> 
     return (f"{held.origin} was written with {found.engine} {locked}; here is {found.engine_version}",)
 
 
+def require_possible(held: HeldLock, registry: Registry, role: Role, engine: str) -> None:
+    """Refuses an engine that has not been started yet, when no plugin here could be what the lock names.
+
+    Raises:
+        LockError: the lock has no row for the engine, or the plugins here differ from every one.
+    """
+    apart = [differences_here(registry, row) for row in held.rows(role, engine)]
+    if not apart:
+        backends = (item for item in registry.backends() if item.descriptor.role == role)
+        here = ", ".join(item.origin for item in backends if item.descriptor.engine == engine)
+        missing = LockDifference(f"{role} {engine}", "backend", "none for this engine", here or "none")
+        apart = [(missing,)]
+    if all(apart) or _core(held):
+        refuse(held, registry, (*_core(held), *min(apart, key=len)))
+
+
 def require_origin(held: HeldLock, registry: Registry, backend: Selected) -> None:
     """The same for a backend that another process selected and this one, an engine's, looked up by name.
 

@@ -6,6 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from weightlane.errors import EngineError, SelectionError, UsageError, near_names
+from weightlane.lock_check import require_possible
 from weightlane.refusals import raise_no_candidate
 from weightlane.registry import get_registry
 from weightlane.selection import select
@@ -32,7 +33,7 @@ def check_settings(settings: DemoSettings) -> None:
 
     Raises:
         WeightlaneError: contradictory options, a missing package, folder or interpreter, a trainer or an
-            engine that nobody registers, or a mode that one of them lacks.
+            engine that nobody registers, a mode that one of them lacks, or a lock that the run would break.
     """
     _check_packages()
     _check_options(settings)
@@ -119,6 +120,9 @@ def _rollouts(name: str) -> list[BackendDescriptor]:
     ]
     if not found:
         raise_no_candidate(registry, "rollout", name, ())
+    held = registry.locks.held
+    if held is not None:
+        require_possible(held, registry, "rollout", name)
     return found
 
 
