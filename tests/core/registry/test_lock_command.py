@@ -187,8 +187,8 @@ def test_doctor_names_a_locked_plugin_that_is_gone(site: FakeSite, lock_path: Pa
     assert "pip install 'acme-lane==1.0'" in out
 
 
-@pytest.mark.parametrize("command", ["doctor", "backends", "demo", "lock"])
+@pytest.mark.parametrize("command", ["doctor", "backends", "demo", "lock", "launch-args acme"])
 def test_a_lock_that_is_not_there_is_one_typed_error(run: Run, command: str) -> None:
-    status, out, err = run(command, "--locked", "nowhere.lock")
+    status, out, err = run(*command.split(), "--locked", "nowhere.lock")
     assert (status, out) == (1, "")
     assert err.splitlines()[0] == "The lock nowhere.lock cannot be opened."

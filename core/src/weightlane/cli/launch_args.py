@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weightlane.cli.launching import NO_MODEL, Device, Launch, LaunchWish, plan_engine_launch
+from weightlane.cli.locked import Locked
 from weightlane.cli.output import print_json, print_line
 from weightlane.notices import PluginWarning
 from weightlane.registry import get_registry
@@ -58,12 +59,13 @@ def launch_args(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of a shell command.")
     ] = False,
+    locked: Locked = None,
 ) -> None:
     """Print the command that starts an engine so that a lane can reach it.
 
     Standard output gets the command, to be pasted into a shell; standard error what was chosen, on which
     evidence, and what to know besides. Nothing is started. Exit status 1 if the engine cannot be started
-    so, 2 for wrong usage.
+    so or a lock is not met, 2 for wrong usage.
     """
     wish = LaunchWish(
         engine=engine,
@@ -76,7 +78,8 @@ def launch_args(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # notes and errors say what concerns this engine
-        launch = plan_engine_launch(get_registry(), wish)
+        registry = get_registry()
+        launch = plan_engine_launch(registry if locked is None else registry.under_lock(locked), wish)
     if as_json:
         print_json(launch)
         return

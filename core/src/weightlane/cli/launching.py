@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from weightlane.cli.addresses import is_taken, second_replica_note, taken_note
 from weightlane.contexts import LaunchContext, LaunchPlan
 from weightlane.errors import EngineError, SelectionError
 from weightlane.front.address import KEY_VARIABLE
@@ -139,6 +140,10 @@ def _general_notes(context: LaunchContext, plan: LaunchPlan, python: str) -> tup
         notes.append(f"Nothing of the engine was seen here: use the python of an environment with {needs}.")
     if context.model == NO_MODEL:
         notes.append(f"{NO_MODEL} stands for the folder of the checkpoint that the trainer begins from.")
+    if is_taken(plan.address):
+        notes.append(taken_note(plan.address))
+    elif plan.address and not context.address:
+        notes.append(second_replica_note(plan.address))
     if plan.address.startswith("tcp:"):
         notes.append(f"Set {KEY_VARIABLE} to the same secret for the engine and for the lane.")
     return tuple(notes)

@@ -1,0 +1,117 @@
+"""`launch-args` over our own backends and every mode: a plan with the right arguments, or the modes there are.
+
+No engine is needed: its version is stated. When a backend learns a mode, this table says so, and with which
+arguments its engine is then started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weightlane.front.socket_folder import RUNTIME_VARIABLE
+from weightlane.reference import server
+from weightlane.registry import get_registry
+from weightlane.types import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Run
+
+VERSIONS = {"reference": "4.57.0", "vllm": "0.32.0", "sglang": "0.5.18"}
+RECEIVED = {"reference": ["adapter", "full"], "vllm": ["full"], "sglang": ["full"]}
+ARGUMENTS = {
+    "reference": [
+        *("-m", "weightlane.reference.server", "--model", "$MODEL"),
+        *("--address", "unix:/run/me/weightlane/reference.sock", "--device", "cuda"),
+    ],
+    "vllm": [
+        *("-m", "weightlane_vllm.server", "--model", "$MODEL"),
+        *("--address", "unix:/run/me/weightlane/vllm.sock"),
+        *("--tensor-parallel-size", "1", "--dtype", "auto", "--max-num-seqs", "8"),
+    ],
+    "sglang": [
+        *("-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", "30000"),
+        *("--model-path", "$MODEL", "--tp", "1"),
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def stated_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNTIME_VARIABLE, "/run/me")
+    monkeypatch.setattr("weightlane.cli.launching.is_taken", lambda address: False)  # whatever runs here
+    for engine, version in VERSIONS.items():
+        monkeypatch.setenv(f"WEIGHTLANE_ASSUME_{engine.upper()}_VERSION", version)
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in Mode])
+@pytest.mark.parametrize("engine", VERSIONS)
+def test_a_mode_is_planned_or_refused_with_those_there_are(
+    run: Callable[..., Run], engine: str, mode: str
+) -> None:
+    done = run("launch-args", engine, "--mode", mode, "--device", "gpu", "--json")
+    if mode in RECEIVED[engine]:
+        assert (done.status, done.document["mode"]) == (0, mode)
+        assert done.document["command"][1:] == ARGUMENTS[engine]
+        assert done.document["engine_version"] == VERSIONS[engine]
+        return
+    error = done.document["error"]
+    assert (done.status, error["type"]) == (1, "SelectionError")
+    assert error["what"].endswith(f"cannot receive mode {mode}.")
+    assert error["why"] == f"It can receive: {', '.join(RECEIVED[engine])}."
+    assert error["fix"].startswith(f"Use --mode {RECEIVED[engine][0]}")
+
+
+def test_the_reference_engine_that_is_printed_for_mode_adapter_is_one_that_takes_adapters(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server needs no argument for adapters, and a lane finds in the plan's backend all it asks for."""
+    started: list[Any] = []
+
+    class FakeEngine:
+        def __init__(self, model: str, *, dtype: str, device: str) -> None:
+            started.append((model, dtype, device))
+
+    monkeypatch.setattr("weightlane.reference.engine.ReferenceEngine", FakeEngine)
+    monkeypatch.setattr("weightlane.front.server.serve_front", lambda engine, at: started.append(at))
+    document = run("launch-args", "reference", "--mode", "adapter", "--device", "cpu", "--json").document
+    arguments = document["command"][1:]
+    assert arguments[:2] == ["-m", "weightlane.reference.server"]
+    assert server.main(arguments[2:]) == 0
+    assert started == [("$MODEL", "float32", "cpu"), document["address"]]
+    backend = get_registry().backend_named(document["backend"])
+    assert backend is not None
+    assert {"receive-adapter", "worker-agent"} <= {item.value for item in backend.descriptor.capabilities}
+    for hook in ("open_endpoint", "express_adapter", "map_names", "build_requests", "worker_agent"):
+        assert get_registry().implements(backend, f"weightlane_{hook}")
+
+
+def test_a_backend_that_takes_no_adapters_lacks_what_that_asks_for(run: Callable[..., Run]) -> None:
+    document = run("launch-args", "vllm", "--json").document
+    backend = get_registry().backend_named(document["backend"])
+    assert backend is not None
+    assert "receive-adapter" not in {item.value for item in backend.descriptor.capabilities}
+    assert not get_registry().implements(backend, "weightlane_express_adapter")
+
+
+@pytest.mark.parametrize(
+    ("engine", "other"),
+    [
+        ("reference", "unix:/run/me/weightlane/reference-2.sock"),
+        ("vllm", "unix:/run/me/weightlane/vllm-2.sock"),
+        ("sglang", "http://127.0.0.1:30001"),
+    ],
+)
+def test_the_note_on_a_second_replica_gives_an_address_that_can_be_used(
+    run: Callable[..., Run], engine: str, other: str
+) -> None:
+    words = ("launch-args", engine, "--device", "gpu", "--json")
+    first = run(*words).document
+    note = f"A second replica on this host needs an address of its own: such as --address {other}."
+    assert note in first["notes"]
+    second = run(*words, "--address", other).document
+    assert second["address"] == other != first["address"]
+    assert not any("second replica" in text for text in second["notes"])
