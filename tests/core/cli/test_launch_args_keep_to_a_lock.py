@@ -1,4 +1,4 @@
-"""`launch-args` under a lock, by option and by environment: what it names is planned, anything else refused."""
+"""`launch-args` under a lock, by option and by environment: what it names is planned, the rest refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`launch-args` over our own backends and every mode: a plan with the right arguments, or the modes there are.
+"""`launch-args` over our own backends and every mode: a plan with the right arguments, or the modes it has.
 
 No engine is needed: its version is stated. When a backend learns a mode, this table says so, and with which
 arguments its engine is then started.

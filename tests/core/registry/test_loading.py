@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import weightlane.discovery
 import weightlane.registry
+from weightlane.discovery import find_entries
 from weightlane.errors import PluginError
 from weightlane.notices import PluginWarning
 from weightlane.registry import Registry, get_registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from conftest import FakeSite
 
 
@@ -32,10 +36,37 @@ def test_an_installed_plugin_is_active_and_lists_its_hooks_and_engines(site: Fak
     assert (backend.descriptor.name, backend.distribution) == ("acme", "acme-lane")
 
 
-def test_order_is_that_of_names_not_of_folders(site: FakeSite) -> None:
-    for distribution in ("zeta", "alpha", "midway"):
+@pytest.fixture
+def unsorted_site(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
+    """Three plugins, each in a folder of its own; those folders stand on the path in another order."""
+    for distribution in ("midway", "alpha", "zeta"):  # each is put before those that are there
         site.plugin(distribution, site.source(engine=distribution))
-    assert [item.name for item in site.load().statuses()] == ["alpha", "midway", "zeta"]
+        folder = site.folder.parent / f"at-{distribution}"
+        folder.mkdir()
+        (site.folder / f"{distribution}-1.0.dist-info").rename(folder / f"{distribution}-1.0.dist-info")
+        monkeypatch.syspath_prepend(str(folder))
+    return site
+
+
+def found_and_imported(site: FakeSite) -> tuple[list[str], list[str]]:
+    """Names in the order in which entry points are found, and in that in which modules are imported."""
+    found = [entry.name for entry in find_entries() if entry.point.value.startswith("fake_")]
+    site.forget_modules()
+    site.load()
+    return found, [name.removeprefix("fake_") for name in sys.modules if name.startswith("fake_")]
+
+
+def test_entry_points_are_found_and_imported_in_the_order_of_names(unsorted_site: FakeSite) -> None:
+    names = ["alpha", "midway", "zeta"]
+    assert found_and_imported(unsorted_site) == (names, names)
+
+
+def test_without_the_sorting_the_path_would_give_the_order(
+    unsorted_site: FakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weightlane.discovery, "sorted", lambda items, key=None: list(items), raising=False)
+    names = ["zeta", "alpha", "midway"]
+    assert found_and_imported(unsorted_site) == (names, names)
 
 
 @pytest.mark.parametrize("denied", ["acme", "acme-lane", "ACME_lane", "*", "other , acme"])
@@ -116,6 +147,57 @@ def test_strict_mode_raises_each_time(site: FakeSite) -> None:
     for _ in range(2):
         with pytest.raises(PluginError, match=r"no libacme.so"):
             registry.load()
+
+
+def claim_one_name(site: FakeSite) -> None:
+    for name in ("bad-lane", "worse-lane"):
+        site.plugin(name, site.source(), entry="acme")
+
+
+def be_of_the_future(site: FakeSite) -> None:
+    site.plugin("bad-lane", site.source(api="(9, 0)"))
+
+
+def lose_metadata(site: FakeSite) -> None:
+    site.plugin("bad-lane", site.source())
+    (site.folder / "bad_lane-1.0.dist-info" / "METADATA").unlink()
+
+
+def mistype_a_hook(site: FakeSite) -> None:
+    site.plugin("bad-lane", site.source(more="@hookimpl\ndef weightlane_map_name(context): ...\n"))
+
+
+STRICT = [
+    (claim_one_name, r"2 plugins cannot be used: acme of bad-lane 1\.0 is in conflict: .*worse-lane 1\.0"),
+    (be_of_the_future, r"1 plugin cannot be used: .*bad-lane 1\.0 is incompatible: .*contract 9\.0"),
+    (lose_metadata, r"1 plugin cannot be used: .*bad-lane 1\.0 is broken: .*METADATA names no distribution"),
+    (mistype_a_hook, r"1 plugin cannot be used: .*bad-lane 1\.0 is broken: .*mean weightlane_map_names"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "error"), STRICT)
+def test_strict_mode_raises_for_whatever_keeps_a_plugin_from_working(
+    site: FakeSite, spoil: Callable[[FakeSite], None], error: str
+) -> None:
+    site.plugin("good-lane", site.source(engine="good"))
+    site.environ["WEIGHTLANE_STRICT_PLUGINS"] = "1"
+    assert site.status(site.load(), "good-lane").state == "active"
+    spoil(site)
+    with pytest.raises(PluginError, match=error) as caught:
+        site.load()
+    assert "good-lane" not in str(caught.value)
+    del site.environ["WEIGHTLANE_STRICT_PLUGINS"]
+    with pytest.warns(PluginWarning, match="bad-lane"):
+        assert site.status(site.load(), "good-lane").state == "active"
+
+
+def test_strict_mode_names_every_plugin_at_once(site: FakeSite) -> None:
+    mistype_a_hook(site)
+    site.plugin("broken-lane", "raise ImportError('no libacme.so')")
+    site.plugin("new-lane", site.source(api="(9, 0)"))
+    site.environ["WEIGHTLANE_STRICT_PLUGINS"] = "1"
+    with pytest.raises(PluginError, match=r"3 plugins .*bad-lane.*broken-lane.*no libacme.so.*new-lane"):
+        site.load()
 
 
 def test_strict_mode_does_not_mind_a_disabled_plugin(site: FakeSite) -> None:
