@@ -3,11 +3,14 @@
 Two slots an adapter. The new one is loaded beside the served one, checked, served, and only then is the old
 one removed (R57, R68); a sync that fails on the way removes what it loaded. Under policy `paused` there is
 one slot: the old adapter is removed first, and the worker is fenced from then until publication.
+
+Everything is kept by lane. Two living lanes never have adapters of one name on a worker (`attach_check`); a
+lane that takes the name of one that is gone also takes what that one left served.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from weightlane.adapter_check import binding_problems
@@ -16,6 +19,8 @@ from weightlane.adapters import adapter_ref
 from weightlane.errors import VerificationError
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from torch import Tensor
 
     from weightlane.adapters import AdapterBinding
@@ -28,6 +33,7 @@ class _Held:
     """An adapter that an engine holds in a slot."""
 
     engine: AdapterWorkerEngine
+    lane: str
     name: str
     number: int
 
@@ -42,11 +48,20 @@ def replaces_in_place(plan: ReceivePlan) -> bool:
 
 
 class AdapterSwap:
-    """What one worker serves and what it holds ready, by the adapter's own name."""
+    """What one worker serves, by lane, and what it holds ready."""
 
     def __init__(self) -> None:
         self._served: dict[str, _Held] = {}
         self._ready: _Held | None = None
+
+    def take_over(self, plan: ReceivePlan, attached: Container[str]) -> None:
+        """Gives a lane that is about to be attached what a lane that is gone left served under its name."""
+        if plan.adapter is None or plan.lane in self._served:
+            return
+        for lane, held in tuple(self._served.items()):
+            if held.name == plan.adapter.config.name and lane not in attached:
+                del self._served[lane]
+                self._served[plan.lane] = replace(held, lane=plan.lane)
 
     def load(
         self, engine: WorkerEngine, received: ReceivePlan, tensors: dict[str, Tensor], version: int
@@ -69,12 +84,11 @@ class AdapterSwap:
                 "a plan without an adapter, or for another engine, cannot have been attached"
             )
         name, swap = plan.config.name, plan.expression.swap
-        served = self._served.get(name)
+        served = self._served.get(received.lane)
         if swap == "paused" and served is not None:
-            del self._served[name]  # first: one that fails to go must not be removed a second time
+            del self._served[received.lane]  # first: one that fails to go must not be removed a second time
             served.engine.remove_adapter(served.slot)
-            served = None
-        held = _Held(engine, name, 1 - served.number if served else 0)
+        held = _Held(engine, received.lane, name, self._free_number(name))
         ref = adapter_ref(plan.config, swap, version)
         binding = engine.load_adapter(AdapterLoad(held.slot, ref, plan.config, plan.expression.wire, tensors))
         self._ready = held
@@ -94,8 +108,8 @@ class AdapterSwap:
             raise AssertionError("load() comes before publish()")
         ready.engine.serve_adapter(ready.slot)  # an error leaves it ready, for discard to remove
         self._ready = None
-        old = self._served.get(ready.name)
-        self._served[ready.name] = ready
+        old = self._served.get(ready.lane)
+        self._served[ready.lane] = ready
         if old is not None:
             old.engine.remove_adapter(old.slot)
 
@@ -111,3 +125,8 @@ class AdapterSwap:
         while self._served:
             _, held = self._served.popitem()
             held.engine.remove_adapter(held.slot)
+
+    def _free_number(self, name: str) -> int:
+        """The first that no served adapter of this name has, whichever lane's it is."""
+        taken = {held.number for held in self._served.values() if held.name == name}
+        return next(number for number in range(len(taken) + 1) if number not in taken)

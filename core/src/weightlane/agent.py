@@ -173,7 +173,8 @@ class WorkerAgent:
     def _attach(self, plan: ReceivePlan) -> AgentReply:
         description = self._describe(plan.backend)
         engine = self._engine(plan.backend)
-        problems = attach_problems(plan, description, engine, self._base, receiver=self._origin)
+        others = self._attached.values()
+        problems = attach_problems(plan, description, engine, self._base, others, receiver=self._origin)
         if problems:
             raise PlanError(problems, lane=plan.lane)
         attached = Attached(plan, base_writes=self._base.writes)
@@ -193,6 +194,7 @@ class WorkerAgent:
             require_lane_folder(plan.folder)
         self._detach(plan.lane)
         self._drop_abandoned()
+        self._swap.take_over(plan, self._attached)
         self._attached[plan.lane] = attached
         return Done(description.worker)
 
@@ -313,9 +315,9 @@ class WorkerAgent:
         return self._worker or 0
 
     def _drop_abandoned(self) -> None:
-        """Forgets lanes whose trainer was killed: their rings' memory lives as long as it is mapped here."""
+        """Forgets lanes whose trainer was killed: a ring's memory lives as long as it is mapped here."""
         for lane, attached in tuple(self._attached.items()):
-            if attached.ring and attached.ring.is_abandoned():
+            if attached.abandoned:
                 self._detach(lane)
 
     # -- shared steps -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from weightlane.errors import ProtocolError
+from weightlane.lane_owner import is_gone
 from weightlane.messages import ReceiveReport
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ class Attached:
     ring: RingReader | None = None
     base_writes: int = 0
     last_sync: int = 0
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its trainer was killed, as far as this worker can tell."""
+        return self.ring.is_abandoned() if self.ring else is_gone(self.plan.owner)
 
     def require_newer(self, sync: int) -> None:
         """Raises ProtocolError for a sync that has been here: syncs of a lane count up."""

@@ -15,6 +15,7 @@ from weightlane.adapters import AdapterBinding, AdapterPlan, GenerationDuringSyn
 from weightlane.buckets import BucketLayout
 from weightlane.facts import EngineFacts
 from weightlane.failures import Failure
+from weightlane.lane_owner import LaneOwner
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
 from weightlane.types import Phase
@@ -40,7 +41,8 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a receiver needs once per lane: every tensor, the bucket layouts and the ring to read from.
 
     `ring` maps a worker number to the path of the ring that it reads (transport `shm` only), `folder` is the
-    lane's folder (transport `disk` only). `adapter` is there in phase ADAPTER alone.
+    lane's folder (transport `disk` only). `adapter` is there in phase ADAPTER alone. `owner` is the
+    controller's process, where it is known.
     """
 
     lane: str
@@ -54,6 +56,7 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str = ""
     phase: Phase = Phase.FULL
     adapter: AdapterPlan | None = None
+    owner: LaneOwner | None = None
 
 
 class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="describe"):

@@ -7,6 +7,7 @@ import xxhash
 
 from weightlane.adapters import AdapterExpression, AdapterPlan, GenerationDuringSync
 from weightlane.buckets import BucketLayout
+from weightlane.lane_owner import this_process
 from weightlane.manifest import Manifest
 from weightlane.messages import ReceivePlan, WireTensor
 from weightlane.program import AgentMove, Program, TrainerLifecycle
@@ -127,7 +128,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "are fenced until a sync succeeds"
 
     def receive_plan(self, replica: int, ring: dict[int, str], folder: str = "") -> ReceivePlan:
-        """What the workers of one replica need.
+        """What the workers of one replica need; made by the controller, whose process it names.
 
         `ring` maps worker to ring path (transport `shm`), `folder` is the lane's (transport `disk`).
         """
@@ -146,6 +147,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             folder=folder if chosen.transport is TransportName.DISK else "",
             phase=self.phase,
             adapter=AdapterPlan(config, expression, self.manifest.base) if config and expression else None,
+            owner=this_process(),
         )
 
     def __str__(self) -> str:
