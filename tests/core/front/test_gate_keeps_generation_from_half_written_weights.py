@@ -9,7 +9,7 @@ from weightlane import messages
 from weightlane.errors import EngineError, NotServableError, SyncTimeoutError
 from weightlane.facts import EngineFacts
 from weightlane.front.desk import FrontDesk
-from weightlane.front.gate import ServingGate
+from weightlane.front.gate import GateSync, ServingGate
 from weightlane.receiver import WorkerDescription
 
 RECEIVE = messages.Receive("lane", "digest", 1, 5, {0: "a"}, 1.0, 1.0)
@@ -152,9 +152,10 @@ def test_a_sync_refused_before_its_first_write_leaves_the_engine_serving(
 
 def test_every_wait_of_the_gate_is_bounded() -> None:
     gate = ServingGate()
-    with gate.generation(), pytest.raises(SyncTimeoutError, match=r"sync 1 waited 0\.1 s for 1 running"):
-        gate.start_sync("sync 1", 0.1)
-    assert not gate.writing, "a sync that could not start holds nobody back"
-    gate.start_sync("sync 2", 0.1)
-    with pytest.raises(NotServableError, match="for sync 2, which was never published"), gate.generation(0.1):
+    with gate.generation(), pytest.raises(SyncTimeoutError, match=r"sync 1 of lane a waited 0\.1 s for 1"):
+        gate.start_sync(GateSync("a", 1), 0.1)
+    assert not gate.shut_by(GateSync("a", 1)), "a sync that could not start holds nobody back"
+    gate.start_sync(GateSync("a", 2), 0.1)
+    told = "for sync 2 of lane a, which was never published"
+    with pytest.raises(NotServableError, match=told), gate.generation(0.1):
         pytest.fail("generated during a sync")
