@@ -9,6 +9,7 @@ import pytest
 from weightlane import messages
 from weightlane.errors import NotServableError
 from weightlane.facts import EngineFacts
+from weightlane.failures import Failure
 from weightlane.front.desk import FrontDesk
 from weightlane.front.gate import GateSync, ServingGate
 from weightlane.receiver import WorkerDescription
@@ -42,12 +43,12 @@ class FakeWorkers:
         if isinstance(request, messages.Describe):
             return messages.Described(WorkerDescription(0, 1, "host", 1, "a", servable=self.servable))
         if type(request) in self.refuses:
-            return messages.Failure("SyncError", "refused")
+            return Failure("SyncError", "refused")
         if isinstance(request, messages.BeginInline):
             self.open = GateSync(request.lane, request.sync)
         if isinstance(request, messages.LoadInline):
             if self.open != GateSync(request.lane, request.sync):
-                return messages.Failure("ProtocolError", "not open")
+                return Failure("ProtocolError", "not open")
             self.servable = False
             self.wrote_beside += generates(self)
         if isinstance(request, messages.Publish):
@@ -175,6 +176,6 @@ def test_what_only_looks_like_a_bucket_shuts_nothing(workers: FakeWorkers) -> No
     tell(workers, messages.Cancel("A", 1, "over"))
     message = messages.encode(messages.LoadInline("A", 1, 0, b"bytes")).replace(b"bucket", b"basket")
     reply = workers.desk.answer(messages.CallWorkers(message, 1.0))
-    assert isinstance(reply, messages.Failure)
+    assert isinstance(reply, Failure)
     assert reply.error_type == "ProtocolError"
     assert generates(workers)
