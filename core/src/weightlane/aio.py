@@ -40,6 +40,7 @@ class AsyncLane:
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         device = _cuda_device()
+        # What runs in it is bounded by the lane's own bounds.
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="weightlane-aio", initializer=_use_device, initargs=(device,)
         )
@@ -111,7 +112,7 @@ class AsyncLane:
 def _consume(waiting: asyncio.Future[Any]) -> None:
     """Marks an error as seen: it is that of a call which the caller gave up, and in the lane's state."""
     if waiting.done() and not waiting.cancelled():
-        waiting.exception()
+        waiting.exception()  # bounded by the look above: it is done
 
 
 def _cuda_device() -> int | None:

@@ -87,6 +87,7 @@ def create_private_file(label: str, nbytes: int) -> PrivateFile:
     descriptor = -1
     try:
         descriptor = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        # Nobody but `remove_abandoned` of another process can hold it: bounded by what that does, an unlink.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         # Reserved now, since writing to a mapped page that does not fit would end the process by SIGBUS.
         os.posix_fallocate(descriptor, 0, nbytes)

@@ -57,7 +57,8 @@ def run_task(task: Task, parent: ParentLine, *, rank: int) -> None:
         WeightlaneError: the plan is refused, a sync failed, or the engine does not answer.
     """
     model = load_actor(task.model)
-    dist.barrier()  # one rank may have had to read far more from disk than the other
+    # One rank may have had to read far more from disk than the other. Bounded by the group's own timeout.
+    dist.barrier()
     rollout = [wl.rollout(task.rollout, url=task.url, model=task.model)] if rank == 0 else None
     lane = wl.connect(
         trainer=wl.trainer(task.trainer, model=model),

@@ -60,6 +60,7 @@ class ParentLine:
     def _watch(self) -> None:
         # Not through sys.stdin: its lock, held while this thread waits, is fatal when the interpreter ends.
         pending = b""
+        # Bounded by the command's life, whose end closes the pipe; nobody waits for this thread.
         while data := os.read(_STANDARD_INPUT, _READ_BYTES):
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:

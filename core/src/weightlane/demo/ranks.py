@@ -104,7 +104,7 @@ class TrainerRanks:
                 self.next_report("ending", seconds=1.0)
 
     def _read(self, rank: RankProcess) -> None:
-        data = os.read(rank.reports, _READ_BYTES)
+        data = os.read(rank.reports, _READ_BYTES)  # bounded by the selector, which said that there is some
         rank.pending += data
         *lines, rest = bytes(rank.pending).split(b"\n")
         rank.pending = bytearray(rest)

@@ -1,4 +1,7 @@
-"""Policy gradient on sampled tokens: the reward, the loss, the step, and what all ranks must agree on."""
+"""Policy gradient on sampled tokens: the reward, the loss, the step, and what all ranks must agree on.
+
+Collectives run in the default group, whose timeout `weightlane.demo.rank` sets.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def share_samples(samples: Samples | None, lesson: Lesson) -> Samples:
             torch.zeros(shape, dtype=torch.float64),
         )
     for tensor in (samples.sequences, samples.mask.view(torch.uint8), samples.rollout_logprobs):
-        dist.broadcast(tensor, src=0)
+        dist.broadcast(tensor, src=0)  # bounded by the group's timeout
     return samples
 
 
@@ -117,7 +120,7 @@ def train_step(model: Any, optimizer: torch.optim.Optimizer, samples: Samples, r
     loss.backward()  # type: ignore[no-untyped-call]
     for parameter in model.parameters():
         if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
+            dist.all_reduce(parameter.grad)  # bounded by the group's timeout
     optimizer.step()
     return _gather_rows(logprobs.detach(), ranks)
 
@@ -129,12 +132,12 @@ def copies_are_equal(model: Any) -> bool:
         hasher.update(parameter.detach().reshape(-1).view(torch.uint8).numpy())
     mine = torch.tensor([hasher.intdigest() >> 1], dtype=torch.int64)  # int64 has no room for the last bit
     found = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, mine)
+    dist.all_gather(found, mine)  # bounded by the group's timeout
     return len({int(digest) for digest in found}) == 1
 
 
 def _gather_rows(rows: Tensor, ranks: int) -> Tensor:
     """Puts together what `Samples.rows` dealt out."""
     parts = [torch.zeros_like(rows) for _ in range(ranks)]
-    dist.all_gather(parts, rows.contiguous())
+    dist.all_gather(parts, rows.contiguous())  # bounded by the group's timeout
     return torch.stack(parts, dim=1).flatten(0, 1)

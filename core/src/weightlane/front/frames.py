@@ -61,6 +61,7 @@ def receive_frame(connection: Connection, *, stall_seconds: float, most: int = M
 def _read(connection: Connection, count: int, deadline: float) -> bytearray:
     data = bytearray()
     while len(data) < count:
+        # Bounded by SO_RCVTIMEO, see `connection_of`.
         chunk = os.read(connection.fileno(), min(count - len(data), _CHUNK_BYTES))
         if not chunk:
             raise EOFError(f"the far side left after {len(data)} of {count} bytes")

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from weightlane.events import SyncEvent
     from weightlane.messages import Generation
 
+_GROUP_SECONDS = 300.0
 TEXTS = ("The capital of France is", "Water boils at a temperature of", "The opposite of hot is")
 
 
@@ -195,7 +197,7 @@ def main() -> int:
     parser.add_argument("--engine-model", default="")
     arguments = Arguments(**vars(parser.parse_args()))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=timedelta(seconds=_GROUP_SECONDS))
     try:
         return 0 if run(arguments) else 1
     finally:

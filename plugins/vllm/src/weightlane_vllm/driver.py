@@ -116,6 +116,7 @@ class LlmDriver:
         raise EngineError(f"{self._name} failed in {what}: {error}") from error
 
     def _work(self) -> None:
+        # Not bounded by anything, and nobody waits for it: a daemon thread that idles until `close`.
         while (job := self._jobs.get()) is not None:
             what, function, future = job
             if not future.set_running_or_notify_cancel():
