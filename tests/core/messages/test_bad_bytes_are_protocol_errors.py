@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
+import queue
 from typing import Any
 
 import msgspec
 import pytest
+from every_message import DEMO, EVERY, PLAN, TASK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightlane import messages as m
-from weightlane.buckets import lay_out_buckets
+from weightlane.demo.messages import Task, line_of, read_rank_message
+from weightlane.demo.parent import ParentLine
 from weightlane.errors import ProtocolError
-from weightlane.facts import EngineFacts
-from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 
-WIRES = (m.WireTensor("a", (2, 3), "bfloat16"), m.WireTensor("b", (), "float32"))
-PLAN = m.ReceivePlan("lane-1", "d1", "acme", "shm", WIRES, lay_out_buckets(WIRES), ring={0: "/x", 3: "/y"})
-DESCRIPTION = WorkerDescription(
-    worker=1,
-    workers=2,
-    host="h",
-    process_id=7,
-    incarnation="i",
-    live=(LiveTensor("x", (1,), "int8"),),
-    expected=(ExpectedTensor("y", (2, 0), tied_to="z"),),
-    packed={"qkv_proj": ("q_proj", "k_proj")},
-    facts=EngineFacts("acme", "1", "worker", attributes={"a": True}),
-)
-REQUESTS: tuple[m.AgentRequest, ...] = (
-    m.Describe("acme"),
-    m.Attach(PLAN),
-    m.Receive("lane-1", "d1", 3, 4, {0: "i", 1: "j"}, 5.0, 6.5),
-    m.BeginInline("lane-1", "d1", 3, 4, {0: "i"}),
-    m.LoadInline("lane-1", 3, 0, b"\x00\xff"),
-    m.FinishInline("lane-1", 3),
-    m.Publish("lane-1", 3, 4),
-    m.Cancel("lane-1", 3, "because"),
-    m.Detach("lane-1"),
-    m.CheckResidency("lane-1", "d1", {0: "i"}),
-    m.ReceiveDisk("lane-1", "d1", 3, 4, {0: "i"}, "sync-3-version-4", "0123"),
-)
-REPLIES: tuple[m.AgentReply, ...] = (
-    m.Described(DESCRIPTION),
-    m.Done(1),
-    m.ReceiveReport(1, 3, 4, 2, 16, 2, "0123", 0.5, 0.25),
-    m.Failure("SyncError", "what"),
-)
-FRONT: tuple[m.FrontRequest, ...] = (
-    m.GetFacts(),
-    m.CallWorkers(b"x", 1.0),
-    m.CallEngine("pause"),
-    m.Generate(((1, 2), ()), 4),
-    m.Shutdown(),
-)
-EVERY: list[tuple[Any, Any]] = (
-    [(message, m.AgentRequest) for message in REQUESTS]
-    + [(message, m.AgentReply) for message in REPLIES]
-    + [(message, m.FrontRequest) for message in FRONT]
-)
 each_message = pytest.mark.parametrize(("message", "union"), EVERY, ids=lambda item: type(item).__name__)
 
 
@@ -108,7 +65,7 @@ def test_a_message_of_another_union_is_named() -> None:
 
 
 def test_a_field_of_another_type_is_named() -> None:
-    fields = msgspec.msgpack.decode(m.encode(REQUESTS[6])) | {"version": "4"}
+    fields = msgspec.msgpack.decode(m.encode(m.Publish("lane-1", 3, 4))) | {"version": "4"}
     with pytest.raises(ProtocolError, match=r"Expected `int`, got `str`.*version"):
         decode(msgspec.msgpack.encode(fields), m.AgentRequest)
 
@@ -145,3 +102,47 @@ def test_one_changed_byte_is_another_message_or_a_protocol_error(pair: tuple[Any
 def test_deep_nesting_is_no_recursion_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data, m.AgentRequest)
+
+
+# -- the demo's lines ---------------------------------------------------------------------------------------
+
+
+def read_task(line: bytes) -> Task:
+    """As a rank reads it, without the thread that watches standard input."""
+    parent = object.__new__(ParentLine)
+    parent._tasks = queue.Queue()
+    parent._tasks.put(line)
+    return parent.task(seconds=1.0)
+
+
+each_line = pytest.mark.parametrize(
+    ("message", "read"),
+    [*((message, lambda line: read_rank_message(line, rank=1)) for message in DEMO), (TASK, read_task)],
+    ids=lambda item: type(item).__name__,
+)
+
+
+@each_line
+def test_a_line_arrives_as_it_was_sent(message: Any, read: Any) -> None:
+    assert read(line_of(message)) == message
+
+
+@each_line
+def test_every_truncation_of_a_line_is_told(message: Any, read: Any) -> None:
+    line = line_of(message).rstrip()
+    for length in range(len(line)):
+        with pytest.raises(ProtocolError):
+            read(line[:length])
+
+
+@each_line
+def test_a_lines_missing_unknown_or_retyped_field_is_named(message: Any, read: Any) -> None:
+    fields = msgspec.json.decode(line_of(message))
+    with pytest.raises(ProtocolError, match="flush_cache"):
+        read(msgspec.json.encode(fields | {"flush_cache": True}))
+    for field in msgspec.structs.fields(message):
+        if field.required:
+            with pytest.raises(ProtocolError, match=field.encode_name):
+                read(msgspec.json.encode({key: fields[key] for key in fields if key != field.encode_name}))
+        with pytest.raises(ProtocolError, match=field.encode_name):
+            read(msgspec.json.encode(fields | {field.encode_name: [{}]}))

@@ -10,89 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 from damage import ODD_BYTES, damaged
+from every_message import DEMO, EVERY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weightlane import lane_messages as lm
 from weightlane import messages as m
-from weightlane.buckets import lay_out_buckets
-from weightlane.control import RankPlace
 from weightlane.demo import messages as dm
 from weightlane.errors import ProtocolError
-from weightlane.facts import EngineFacts
 from weightlane.failures import Failure, error_of
-from weightlane.manifest import Manifest, RankManifest, TensorSpec
-from weightlane.plan import LanePlan, ReplicaPlan
-from weightlane.program import AgentMove, EngineCall, Program
-from weightlane.receiver import NameEntry, WorkerDescription
-from weightlane.types import Mode, Phase, TransportName
-
-WIRES = (m.WireTensor("a", (2, 3), "bfloat16"), m.WireTensor("b", (), "float32"))
-BUCKETS = lay_out_buckets(WIRES)
-RECEIVE_PLAN = m.ReceivePlan("lane", "d1", "acme", "shm", WIRES, BUCKETS, ring={0: "/x"})
-REPORT = m.ReceiveReport(1, 3, 4, 2, 16, 2, "0123", 0.5, 0.25)
-FAILURE = Failure("PlanError", "what", problems=(("shape", "a", "b", "c", ("d",)),))
-SPECS = (TensorSpec("a", (2, 3), "bfloat16", (0,)), TensorSpec("b", (), "float32", (0, 1)))
-PLACE = RankPlace(0, "host", 7)
-REPLICA = ReplicaPlan(
-    replica=0,
-    engine="acme",
-    engine_version="1.0",
-    address="unix:/x",
-    backend="acme",
-    era="one",
-    distribution="acme-weightlane",
-    evidence=("it has it",),
-    notes=(),
-    coverage="proven",
-    transport=TransportName.SHM,
-    incarnations={0: "first"},
-    peers=(0,),
-    program=Program(AgentMove("shm"), pause=(EngineCall("pause"),)),
-)
-LANE_PLAN = LanePlan(
-    lane="lane",
-    mode=Mode.FULL,
-    phase=Phase.FULL,
-    world_size=1,
-    trainer_backend="torch",
-    manifest=Manifest(phase=Phase.FULL, world_size=1, tensors=SPECS, aliases={"c": "a"}),
-    verify="digest",
-    entries=(NameEntry("a", "a", "bfloat16"),),
-    tensors=WIRES,
-    buckets=BUCKETS,
-    replicas=(REPLICA,),
-)
-JOINED = lm.Joined(
-    PLACE,
-    RankManifest(rank=0, world_size=1, phase=Phase.FULL, tensors=SPECS, replicated=True, aliases={"c": "a"}),
-    {"mode": "full"},
-)
-SYNCED = lm.SyncReport("lane", 1, 2, 3, 4, 5, 0.5, "d", None, (lm.ReplicaReport(0, "x", "all", (REPORT,)),))
-CHANNELS: list[tuple[msgspec.Struct, Any]] = [
-    *((message, m.AgentRequest) for message in (m.Attach(RECEIVE_PLAN), m.LoadInline("lane", 1, 0, b"xyz"))),
-    (m.Receive("lane", "d1", 3, 4, {0: "i", 1: "j"}, 5.0, 6.5), m.AgentRequest),
-    (m.Described(WorkerDescription(0, 1, "h", 7, "i", facts=EngineFacts("a", "1", "worker"))), m.AgentReply),
-    *((message, m.AgentReply) for message in (REPORT, FAILURE)),
-    *((message, m.FrontRequest) for message in (m.CallWorkers(b"x", 1.0), m.Generate(((1, 2), ()), 4))),
-    (m.WorkerReplies((b"x", b"")), m.FrontReply),
-    (m.Generations((m.Generation((1, 2), (-0.5, 0.0), 3),)), m.FrontReply),
-    (JOINED, lm.Joined | Failure),
-    (lm.Planned(LANE_PLAN, (PLACE,)), lm.Planned | Failure),
-    (lm.Ready((lm.RingPlace(0, 1, "/x"),)), lm.Ready | Failure),
-    (lm.SyncStart(3, "d1"), lm.SyncStart | Failure),
-    (lm.RankMoved(0, 1, 2, "d", 0.5), lm.RankMoved | Failure),
-    (SYNCED, lm.SyncReport | Failure),
-    (lm.Committed(4), lm.Committed | Failure),
-]
-DEMO: list[msgspec.Struct] = [
-    dm.Connected("plan", "LlamaForCausalLM", 7),
-    dm.StepReport(1, 2, (2, None), 0.5, 16, 0.1, 0.2, None, 0.5, 0.25),
-    dm.LastProbs((0.5, 0.25), (0.5,)),
-    dm.Closing(4, (3,), 1, 0, 0.0, 0.1, True),
-    dm.Broken(FAILURE),
-]
-
 
 ODD_JSON = [b"\xff", b"\xc3\x28", b"[" * 5000, b"1e999", b"null", b'"', b"}", b"\\ud800", b"\x00"]
 
@@ -102,16 +27,16 @@ def memory_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-@pytest.mark.parametrize(("message", "union"), CHANNELS, ids=lambda item: type(item).__name__)
+@pytest.mark.parametrize(("message", "union"), EVERY, ids=lambda item: type(item).__name__)
 def test_undamaged_it_arrives(message: msgspec.Struct, union: Any) -> None:
     assert m.decode(m.encode(message), union, sender="x") == message
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.integers(0, 1 << 32))
 def test_damaged_it_is_read_or_is_a_protocol_error(seed: int) -> None:
     random = Random(seed)
-    for message, union in CHANNELS:
+    for message, union in EVERY:
         data = damaged(message, random)
         try:
             read = m.decode(data, union, sender="the far side")
@@ -127,18 +52,18 @@ def test_damage_is_mostly_seen() -> None:
     # The control of the test above: a reader that took anything would pass it as well.
     random, refused = Random(0), 0
     for _ in range(40):
-        for message, union in CHANNELS:
+        for message, union in EVERY:
             try:
                 m.decode(damaged(message, random), union, sender="x")
             except ProtocolError:
                 refused += 1
-    assert refused > 0.6 * 40 * len(CHANNELS)
+    assert refused > 0.6 * 40 * len(EVERY)
 
 
 @pytest.mark.parametrize("data", ODD_BYTES, ids=lambda data: data[:6].hex())
 def test_what_a_header_claims_is_not_allocated(data: bytes) -> None:
     before = memory_mib()
-    for message, union in CHANNELS:
+    for message, union in EVERY:
         raw = m.encode(message)
         for place in range(min(len(raw), 60)):
             with contextlib.suppress(ProtocolError):
