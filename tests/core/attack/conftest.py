@@ -6,5 +6,5 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-for folder in (HERE, HERE.parent / "agent", HERE.parent / "messages", HERE.parent / "ring"):
-    sys.path.insert(0, str(folder))
+for name in ("attack", "adapter", "agent", "messages", "ring"):
+    sys.path.insert(0, str(HERE.parent / name))

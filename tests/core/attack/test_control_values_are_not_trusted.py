@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from damage import damaged
+from every_message import FAILURE, LANE
 
 from weightlane.agreement import put_outcome
 from weightlane.errors import EngineError, ProtocolError, WeightlaneError
-from weightlane.failures import Failure
 from weightlane.lane_messages import Committed, SyncStart
 from weightlane.rendezvous import open_control_channel
 
@@ -45,15 +45,14 @@ def test_garbage_is_a_protocol_error(channel: ControlChannel, data: bytes) -> No
 
 def test_damaged_values_are_typed_errors(channel: ControlChannel) -> None:
     random = Random(3)
-    failure = Failure("PlanError", "what", problems=(("shape", "a", "b", "c", ("d",)),))
-    for number in range(60):
-        message = random.choice([Committed(3), failure])
+    for number, message in enumerate([*LANE, FAILURE] * 8):
+        kind = type(message) if message is not FAILURE else Committed
         put_raw(channel, str(number), damaged(message, random))
         try:
-            read = channel.get(str(number), Committed, seconds=5.0, awaited=())
+            read = channel.get(str(number), kind, seconds=5.0, awaited=())
         except WeightlaneError:
             continue
-        assert isinstance(read, Committed)
+        assert isinstance(read, kind)
 
 
 @pytest.mark.parametrize("version", [1 << 70, object(), 1j])

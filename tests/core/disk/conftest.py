@@ -11,7 +11,7 @@ import pytest
 
 from weightlane.ring_file import shared_memory_folder
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "agent")]
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("disk", "agent", "messages")]
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

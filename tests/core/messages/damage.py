@@ -1,7 +1,9 @@
-"""Ways in which a message can be wrong: in its fields, and in its bytes."""
+"""Ways in which a message, or a JSON document, can be wrong: in its fields, and in its bytes."""
 
 from __future__ import annotations
 
+import json
+import re
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,36 @@ ODD_BYTES = [
     b"\xc7\x0c\xff" + b"\xff" * 12,  # a timestamp far away
     b"\x91" * 5000,
 ]
+ODD_JSON = [
+    b"null",
+    b"true",
+    b"-1",
+    b"1e999",
+    b"1e-999",
+    b"-0",
+    b"0.5",
+    b"9" * 5000,
+    b'""',
+    b'"\\ud800"',
+    b'"\\u0000"',
+    b'"\xff"',
+    b'"' + b"x" * 5000 + b'"',
+    b"[]",
+    b"{}",
+    b"[" * 5000,
+    b'{"a":' * 5000,
+    b'{"":[[]]}',
+    b"NaN",
+    b"\xef\xbb\xbf",
+    b"\x00",
+    b"}",
+    b"]",
+    b",",
+    b'"',
+]
+"""Values of every type, values that no reader of ours knows, and pieces that are no value at all."""
+
+_MEMBER = re.compile(rb'"[^"\\]*"\s*:\s*')
 
 
 def places_in(value: Any) -> list[tuple[Any, Any]]:
@@ -75,9 +107,35 @@ def damaged(message: msgspec.Struct, random: Random) -> bytes:
     return _with_damaged_bytes(raw, random) if random.random() < 0.4 else _with_damaged_fields(raw, random)
 
 
+def damaged_json(data: bytes, random: Random) -> bytes:
+    """The document with something wrong in its fields or in its bytes; rarely, it is whole after all."""
+    what = random.choice(["fields", "fields", "fields", "twice", "value", "bytes"])
+    if what == "fields":
+        fields = json.loads(data)
+        _damage_fields(fields, random)
+        return msgspec.json.encode(fields)
+    if what == "bytes":
+        return _with_damaged_bytes(data, random, ODD_JSON)
+    found = random.choice(list(_MEMBER.finditer(data)))
+    odd = random.choice(ODD_JSON)
+    if what == "twice":  # the same key a second time in one object, before the first or after it
+        before = random.random() < 0.5
+        return (
+            data[: found.start()]
+            + (found[0] + odd + b"," + found[0] if before else found[0])
+            + data[found.end() :].replace(b",", b"," + (b"" if before else found[0] + odd + b","), 1)
+        )
+    return data[: found.end()] + odd + data[found.end() :]
+
+
 def _with_damaged_fields(raw: bytes, random: Random) -> bytes:
     """One to three fields removed, added, doubled or replaced, at any depth."""
     fields: Any = msgspec.msgpack.decode(raw)
+    _damage_fields(fields, random)
+    return msgspec.msgpack.encode(fields)
+
+
+def _damage_fields(fields: Any, random: Random) -> None:
     for _ in range(random.randint(1, 3)):
         places = places_in(fields)
         if not places:
@@ -96,13 +154,12 @@ def _with_damaged_fields(raw: bytes, random: Random) -> bytes:
         elif what == "graft":
             other, there = random.choice(places)
             container[key] = deepcopy(other[there]) if other is not container else odd
-    return msgspec.msgpack.encode(fields)
 
 
-def _with_damaged_bytes(raw: bytes, random: Random) -> bytes:
-    """Cut, overwritten, or spliced with what readers of msgpack stumble over."""
+def _with_damaged_bytes(raw: bytes, random: Random, odd_bytes: list[bytes] = ODD_BYTES) -> bytes:
+    """Cut, overwritten, or spliced with what readers of the format stumble over."""
     place = random.randint(0, len(raw))
-    odd = random.choice(ODD_BYTES)
+    odd = random.choice(odd_bytes)
     return random.choice(
         [
             raw[:place],

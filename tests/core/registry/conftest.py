@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ from weightlane.types import BackendDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "messages"))
 
 HEAD = """
 from packaging.specifiers import SpecifierSet
