@@ -1,18 +1,21 @@
 """A real lane from a torch trainer into a reference engine, sync after sync, and what either process holds.
 
-    python benchmarks/soak.py [--syncs 1000] [--transport shm|inline]
+    python benchmarks/soak.py [--syncs 1000] [--transport shm inline] [--json PATH [--note TEXT]]
 
-Prints descriptors, threads, shared memory and resident memory of trainer and engine, after a tenth of the
-syncs and after all of them. Exit status 1 when anything but resident memory grew, or that by more than
-`--allowed-mib`. `nox -s soak` runs it.
+Prints descriptors, threads, child processes, shared memory and resident memory of trainer and engine, after a
+tenth of the syncs and after all of them; `--json` also writes it, with what it ran on (see
+`benchmarks/results/soak.json`). Exit status 1 when anything but resident memory grew, or that by more than
+`--allowed-mib`, or when a ring or a process was left. `nox -s soak` runs it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
+import platform
 import sys
 import tempfile
 import time
@@ -30,12 +33,25 @@ from weightlane.ring_file import shared_memory_folder
 
 @dataclass(frozen=True)
 class Held:
-    """Of one process; `ring_bytes` counts rings that it has mapped, named or not."""
+    """Of one process; `ring_bytes` counts rings that it has mapped, `children` all processes below it."""
 
     files: int
     threads: int
+    children: int
     ring_bytes: int
     resident_mib: float
+
+
+def children_of(process: int) -> int:
+    """How many processes this one and its children have started and not waited for."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if parent in {process, *found}} - found:
+        found |= more
+    return len(found)
 
 
 def held(process: int) -> Held:
@@ -46,6 +62,7 @@ def held(process: int) -> Held:
     return Held(
         files=len(list((proc / "fd").iterdir())),
         threads=int(status["Threads"]),
+        children=children_of(process),
         ring_bytes=sum(end - start for start, end in sizes),
         resident_mib=round(int(status["VmRSS"].split()[0]) / 1024, 2),
     )
@@ -70,7 +87,7 @@ def grown(early: Held, late: Held, allowed_mib: float) -> list[str]:
     """What `late` holds more of, in words."""
     found = [
         f"{name} {getattr(early, name)} -> {getattr(late, name)}"
-        for name in ("files", "threads", "ring_bytes")
+        for name in ("files", "threads", "children", "ring_bytes")
         if getattr(late, name) > getattr(early, name)
     ]
     more = late.resident_mib - early.resident_mib
@@ -78,6 +95,7 @@ def grown(early: Held, late: Held, allowed_mib: float) -> list[str]:
 
 
 def run(syncs: int, transport: str, allowed_mib: float) -> dict[str, object]:
+    children_before = children_of(os.getpid())
     rings_before = {path.name for path in shared_memory_folder().glob("weightlane-*")}
     with tempfile.TemporaryDirectory() as folder, socket_folder() as sockets:
         model = tiny_model(Path(folder) / "model")
@@ -110,6 +128,7 @@ def run(syncs: int, transport: str, allowed_mib: float) -> dict[str, object]:
     early, late = looks
     growth = {who: grown(early[who], late[who], allowed_mib) for who in early}
     left = sorted({path.name for path in shared_memory_folder().glob("weightlane-*")} - rings_before)
+    children_left = children_of(os.getpid()) - children_before
     mapped = {who: look.ring_bytes for who, look in afterwards.items()}
     return {
         "syncs": syncs,
@@ -119,21 +138,35 @@ def run(syncs: int, transport: str, allowed_mib: float) -> dict[str, object]:
         "late": {who: asdict(look) for who, look in late.items()},
         "grown": growth,
         "rings_left": left,
+        "children_left": children_left,
         "ring_bytes_after_close": mapped,
-        "ok": not any(growth.values()) and not left and not any(mapped.values()),
+        "ok": not any(growth.values()) and not left and not children_left and not any(mapped.values()),
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--syncs", type=int, default=1000)
-    parser.add_argument("--transport", choices=("shm", "inline"), default="shm")
+    parser.add_argument("--transport", choices=("shm", "inline"), nargs="+", default=["shm"])
     parser.add_argument("--allowed-mib", type=float, default=8.0)
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the results there, too")
+    parser.add_argument("--note", default="", help="what a reader of the results must know of the machine")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    result = run(arguments.syncs, arguments.transport, arguments.allowed_mib)
-    print(json.dumps(result, indent=2))
-    return 0 if result["ok"] else 1
+    result = {
+        "weightlane": wl.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cores": os.cpu_count(),
+        "note": arguments.note,
+        "runs": [run(arguments.syncs, name, arguments.allowed_mib) for name in arguments.transport],
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(text + "\n")
+    return 0 if all(one["ok"] for one in result["runs"]) else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -84,6 +86,7 @@ def test_a_thousand_syncs_leave_nothing() -> None:
         after = held()
         assert torch.equal(engine.held["a"], torch.full((3,), 1100.0))
     assert (after.files, after.threads) == (before.files, before.threads)
+    assert after.processes == before.processes
     assert (before.ring_names, after.ring_names) == (0, 0)
     assert after.ring_mappings == before.ring_mappings == 2
     # A leak of one bucket a sync (64 bytes) would hide in this; one of a ring, thread or message would not.
@@ -98,12 +101,16 @@ def test_a_leak_would_be_seen() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
+    child = subprocess.Popen(["/bin/sh", "-c", "exit"], close_fds=True)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, and not waited for: a zombie
     after = held()
+    child.wait(10)
     stop.set()
     thread.join()
     writer.close()
     assert after.files > before.files
     assert after.threads == before.threads + 1
+    assert after.processes == before.processes + 1
     assert after.ring_names == before.ring_names + 1
     assert after.ring_mappings == before.ring_mappings + 1
 
@@ -127,9 +134,10 @@ def test_syncs_that_fail_on_either_side_leave_nothing() -> None:
         engine.raises = {}
         one_sync(worker, agent, writer, 61)
         after = held()
-    assert (after.files, after.threads, after.ring_mappings) == (
+    assert (after.files, after.threads, after.processes, after.ring_mappings) == (
         before.files,
         before.threads,
+        before.processes,
         before.ring_mappings,
     )
 
@@ -141,8 +149,9 @@ def test_lanes_that_come_and_go_leave_nothing() -> None:
         with lane(agent, f"lane-{number}"):
             pass
     after = held()
-    assert (after.files, after.ring_names, after.ring_mappings) == (
+    assert (after.files, after.processes, after.ring_names, after.ring_mappings) == (
         before.files,
+        before.processes,
         before.ring_names,
         before.ring_mappings,
     )
@@ -194,6 +203,8 @@ def test_the_memory_of_killed_trainers_rings_is_let_go_when_the_next_one_attache
     start_peer: Callable[..., Any],
 ) -> None:
     agent = agent_of_fake(FakeWorkerEngine())
+    with start_peer(makes_rings, False):
+        pass  # what starts peers is a process too, and is there from now on
     before = held()
     for number in range(3):
         with start_peer(makes_rings, True) as peer:
@@ -208,7 +219,11 @@ def test_the_memory_of_killed_trainers_rings_is_let_go_when_the_next_one_attache
         # Its own two ends, and nothing of the three before.
         assert ring_mappings() == before.ring_mappings + 2
     after = held()
-    assert (after.files, after.ring_mappings) == (before.files, before.ring_mappings)
+    assert (after.files, after.processes, after.ring_mappings) == (
+        before.files,
+        before.processes,
+        before.ring_mappings,
+    )
 
 
 def test_a_sync_whose_trainer_was_killed_lets_go_of_the_ring_at_once(start_peer: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""A version's manifest, damaged in fields or bytes: all of the version is loaded, or a typed error is told."""
+"""A version's manifest, damaged in fields or bytes: all of a version is loaded, or a typed error is told."""
 
 from __future__ import annotations
 
