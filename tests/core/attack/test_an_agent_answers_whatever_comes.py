@@ -159,6 +159,8 @@ def requests_in_turn(random: Random) -> list[bytes]:
             requests, number = [*full_sync(), m.Attach(adapters.plan())], 0
         else:
             requests = adapter_sync(number)
+            if random.random() < 0.3:  # given up once it is loaded
+                requests.insert(-1, m.Cancel("lane-1", number, "because"))
         for request in requests:
             if random.random() < 0.2:
                 found.append(some_request(ADAPTER_REQUESTS, random))
@@ -185,6 +187,7 @@ def test_an_adapter_is_served_whole_whatever_comes(seed: int) -> None:
         answer(agent, data, "worker 0 (FakeAdapterEngine)")
         now = engine.calls[done:]
         if "publish" in now or any(call.startswith("serve") for call in now):
+            assert isinstance(m.decode(data, m.AgentRequest, sender="us"), m.Publish)
             assert agent.servable
         elif {"begin", "load_weights", "finish"} & set(now):
             assert not agent.servable
