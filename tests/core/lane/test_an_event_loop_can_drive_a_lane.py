@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from weightlane.lane import Lane
     from weightlane.testing.ranks import RankOutcome
+    from weightlane.types import MemoryTag
 
 SECONDS = 10.0
 
@@ -86,21 +87,41 @@ def test_the_loop_goes_on_while_a_sync_runs(lane: Lane, gate: FakeGatedWorker) -
     assert lane.published_version == 1
 
 
-def test_stage_commit_sleep_and_close_have_twins(lane: Lane, pair: list[FakeMortalEngine]) -> None:
+def test_stage_commit_and_close_have_twins(lane: Lane, pair: list[FakeMortalEngine]) -> None:
     async def main() -> None:
         async with lane.aio as aio:
             await aio.stage(version=1)
             assert lane.state.phase == "staged"
             await aio.commit()
             assert [answer.workers[0].held_version for answer in await aio.residency()] == [1, 1]
-            await aio.sleep()
-            await aio.wake()
             first, second = await asyncio.gather(aio.sync(version=2), aio.sync(version=3))
             assert (first.sync, second.sync) == (2, 3)
 
     asyncio.run(main())
     assert lane.state.phase == "closed"
     assert [engine.version for engine in pair] == [3, 3]
+
+
+def test_sleep_and_wake_have_twins_that_do_it(pair: list[FakeMortalEngine], model_folder: Path) -> None:
+    def released() -> list[tuple[str, ...]]:
+        return [engine.memory.released for engine in pair]
+
+    async def main(tags: tuple[MemoryTag, ...], version: int) -> None:
+        async with lane_to(weights_of(model_folder), pair, release=tags).aio as aio:
+            await aio.sync(version=version)
+            assert released() == [(), ()]
+            await aio.sleep()
+            assert released() == [tags, tags]
+            assert [answer.workers[0].released for answer in await aio.residency()] == [tags, tags]
+            await aio.wake()
+            assert released() == [(), ()]
+            await aio.sleep()
+            await aio.sync(version=version + 1)
+            assert released() == [(), ()]
+
+    asyncio.run(main(("kv_cache",), 1))
+    asyncio.run(main(("weights", "kv_cache"), 3))
+    assert [engine.version for engine in pair] == [4, 4]
 
 
 def test_cancelled_while_it_moves_it_fails_everywhere_and_the_next_sync_heals(
