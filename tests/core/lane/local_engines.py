@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import weightlane as wl
 from weightlane.bounds import DEFAULT_BOUNDS
-from weightlane.errors import EngineDeadError
+from weightlane.errors import EngineDeadError, SyncError
 from weightlane.reference.engine import ReferenceEngine
 from weightlane.reference.worker import ReferenceWorker
 
@@ -46,11 +46,16 @@ class FakeMortalEngine(ReferenceEngine):
 
 
 class FakeForgetfulWorker(ReferenceWorker):
-    """Claims one tensor fewer than it was handed, as a loader that skips a name does."""
+    """Claims one tensor fewer than it was handed, as a loader that skips a name does; or breaks half-way."""
 
     forgets = False
+    loads_left = -1
+    """How many buckets it still loads before it breaks; -1: all."""
 
     def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
+        if self.loads_left == 0:
+            raise SyncError("The loader broke.")
+        self.loads_left -= 1
         return super().load_weights(tensors) - int(self.forgets and len(tensors) > 0)
 
 

@@ -17,6 +17,7 @@ from local_engines import (
 )
 
 from weightlane.errors import NotServableError, SyncError, VerificationError
+from weightlane.messages import Generate
 from weightlane.sync_run import SyncRun
 
 if TYPE_CHECKING:
@@ -84,6 +85,45 @@ def test_a_replica_that_fails_verification_keeps_every_other_from_the_new_versio
     assert versions_held(pair) == [3, 3]
 
 
+@pytest.mark.requirement("R68", part="full weights")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_after_a_stage_that_fails_half_way_neither_replica_generates(
+    lane: Lane, pair: list[FakeMortalEngine], weights: dict[str, Tensor], victim: int
+) -> None:
+    breaking = pair[victim].worker
+    assert isinstance(breaking, FakeForgetfulWorker)
+    lane.sync(version=1)
+    old = {name: tensor.clone() for name, tensor in weights.items()}
+    change(weights, seed=1)
+    breaking.loads_left = 2
+    with pytest.raises(SyncError, match="had begun to write are fenced"):
+        lane.stage(version=2)
+    assert not held_equal(pair[victim], old)
+    assert not held_equal(pair[victim], weights), "it is half-written, or there is nothing to refuse"
+    for engine, endpoint in zip(pair, lane.replicas, strict=True):
+        with pytest.raises(NotServableError):
+            endpoint.generate(PROMPT, max_tokens=1)
+        with pytest.raises(NotServableError):
+            engine.generate(_probe())
+    breaking.loads_left = -1
+    lane.sync(version=3)
+    assert [endpoint.generate(PROMPT, max_tokens=1)[0].weight_version for endpoint in lane.replicas] == [3, 3]
+
+
+def test_without_the_fence_one_would_generate_from_a_mix_under_the_old_version(
+    pair: list[FakeMortalEngine], weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaking = pair[1].worker = FakeForgetfulWorker(pair[1])
+    with lane_to(weights, pair) as lane:
+        lane.sync(version=1)
+        monkeypatch.setattr(type(pair[1]), "fence", lambda engine, version: None)
+        change(weights, seed=1)
+        breaking.loads_left = 2
+        with pytest.raises(SyncError, match="The loader broke"):
+            lane.stage(version=2)
+        assert pair[1].generate(_probe()).generations[0].weight_version == 1
+
+
 def test_without_the_rule_one_replica_would_be_ahead(
     lane: Lane, pair: list[FakeMortalEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +178,5 @@ def test_a_staged_version_can_be_replaced_by_another(
     assert all(held_equal(engine, weights) for engine in pair)
 
 
-def _probe() -> object:
-    from weightlane.messages import Generate
-
+def _probe() -> Generate:
     return Generate(((1, 2, 3),), 1)
