@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 from weightlane.agreement import put_outcome
 from weightlane.control import CONTROLLER
 from weightlane.errors import WeightlaneError
+from weightlane.front.endpoint import ANSWER_SECONDS
 from weightlane.lane_messages import Go
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
     from weightlane.membership import Membership
+    from weightlane.program import EngineCall, Program
     from weightlane.replica_session import ReplicaSession
 
 
@@ -41,8 +43,16 @@ class LaneSleep:
         self._channel.put(f"{key}/at/{self._channel.rank}", Go())
         if self._channel.rank == CONTROLLER:
             put_outcome(self._channel, key, lambda: self._each(key, step))
-        seconds = 2 * self._bounds.start + self._bounds.finish * len(self._members.plan.replicas)
-        self._channel.get(key, Go, seconds=seconds, awaited=(CONTROLLER,))
+        self._channel.get(key, Go, seconds=self._patience(), awaited=(CONTROLLER,))
+
+    def _patience(self) -> float:
+        """All that the controller may wait for: a rank that gave up before it would raise another error."""
+        start = self._bounds.start
+        seconds = start  # until every rank is here
+        for replica in self._members.plan.replicas:
+            seconds += 2 * start + ANSWER_SECONDS  # the end of a failed sync, and what the replica holds
+            seconds += sum(call.timeout_seconds + ANSWER_SECONDS for call in _calls(replica.program))
+        return seconds
 
     def _each(self, key: str, step: Callable[[ReplicaSession], None]) -> Go:
         """A replica that fails keeps none of the others from being asked."""
@@ -65,3 +75,11 @@ class LaneSleep:
         """Every rank is at the next call now, so each has read this one's verdict."""
         ranks = range(self._channel.world_size)
         self._channel.forget(f"sleep/{call}", *(f"sleep/{call}/at/{rank}" for rank in ranks))
+
+def _calls(program: Program) -> Iterator[EngineCall]:
+    """Every engine call that `sleep` or `wake` can make, of both at once: an upper bound of either."""
+    yield from program.pause
+    for memory in program.memory:
+        yield memory.release
+        yield memory.resume
+    yield from program.resume
