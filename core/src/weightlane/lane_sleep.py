@@ -76,6 +76,7 @@ class LaneSleep:
         ranks = range(self._channel.world_size)
         self._channel.forget(f"sleep/{call}", *(f"sleep/{call}/at/{rank}" for rank in ranks))
 
+
 def _calls(program: Program) -> Iterator[EngineCall]:
     """Every engine call that `sleep` or `wake` can make, of both at once: an upper bound of either."""
     yield from program.pause
