@@ -86,7 +86,9 @@ class ConnectProcedure:
         for session in self._sessions:
             session.close()
         if self._folder is not None:
-            self._folder.close()
+            from weightlane.transports.disk_folder import close_lane_folder
+
+            close_lane_folder(self._folder, self._bounds.bucket)
         for replica in self._replicas:
             replica.endpoint.close()
 
@@ -220,9 +222,9 @@ class ConnectProcedure:
 
     def _make_rings(self, plan: LanePlan) -> Ready:
         if self._is_controller and plan.over_disk:
-            from weightlane.transports.disk_folder import LaneFolder
+            from weightlane.transports.disk_folder import open_lane_folder
 
-            self._folder = LaneFolder(plan.lane, plan.folder)
+            self._folder = open_lane_folder(plan.lane, plan.folder, self._bounds.connect)
         open_rings(plan, self._channel, range(len(plan.replicas)), self._rings)
         return Ready(tuple(RingPlace(ring.replica, ring.worker, ring.path) for ring in self._rings))
 

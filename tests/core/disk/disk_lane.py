@@ -79,8 +79,14 @@ class DiskLane:
         ask(self.agent, Attach(self.plan.receive_plan(0, {}, self.folder.path)))
         self.engine.calls.clear()
 
-    def write(self, sync: int = 1, version: int = 10, weights: dict[str, Tensor] = WEIGHTS) -> str:
-        self.sink.begin(sync, version, BOUNDS)
+    def write(
+        self,
+        sync: int = 1,
+        version: int = 10,
+        weights: dict[str, Tensor] = WEIGHTS,
+        bounds: SinkBounds = BOUNDS,
+    ) -> str:
+        self.sink.begin(sync, version, bounds)
         values = list(weights.values())
         for layout in self.plan.buckets:
             self.sink.put(layout, [(entry.tensor, values[entry.tensor]) for entry in layout.entries])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,11 +22,14 @@ from weightlane.errors import SyncError, SyncTimeoutError
 from weightlane.manifest import DTYPE_BYTES
 from weightlane.messages import WireTensor
 from weightlane.packing import dtype_name, memory_of, torch_dtype
-from weightlane.transports.disk_folder import LaneFolder
+from weightlane.transports.disk_folder import LaneFolder, close_lane_folder, open_lane_folder
 from weightlane.transports.disk_layout import STORED_DTYPES, store_bucket, stored_problems
 from weightlane.transports.disk_manifest import FolderManifest
+from weightlane.transports.sink import SinkBounds
+from weightlane.waiting import nothing_to_check, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -187,22 +191,131 @@ def test_a_full_disk_names_file_tensor_and_need(lane: DiskLane, monkeypatch: pyt
         lane.write()
 
 
-def test_a_file_system_that_does_not_answer_ends_the_wait(
-    lane: DiskLane, monkeypatch: pytest.MonkeyPatch
+class FakeHungFileSystem:
+    """Functions of `os` that do not return until `answer`, and notes who asked; the main thread may not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._answer = threading.Event()
+        self.asked: list[str] = []
+        self._stuck: list[threading.Thread] = []
+
+    def hangs_in(self, *names: str) -> None:
+        for name in names:
+            self._monkeypatch.setattr(os, name, self._hanging(name, getattr(os, name)))
+
+    def _hanging(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def hang(*arguments: Any, **options: Any) -> Any:
+            self.asked.append(name)
+            self._stuck.append(threading.current_thread())
+            if threading.current_thread() is threading.main_thread():
+                raise AssertionError(f"os.{name} would never have returned to the caller of the lane")
+            self._answer.wait(SECONDS)
+            return real(*arguments, **options)
+
+        return hang
+
+    def answer(self) -> None:
+        """What hangs is done now, and nothing hangs any more."""
+        self._monkeypatch.undo()
+        self._answer.set()
+
+    def is_over(self) -> bool:
+        """Whether every thread that hung has ended by itself, once answered."""
+        return wait_until(lambda: not any(thread.is_alive() for thread in self._stuck), seconds=SECONDS)
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHungFileSystem]:
+    made = FakeHungFileSystem(monkeypatch)
+    yield made
+    made.answer()
+    assert made.is_over()
+
+
+SECONDS = 20.0
+SHORT = SinkBounds(0.05, 1.0, nothing_to_check)
+
+
+def in_time(lane: DiskLane, versions: list[str]) -> bool:
+    return wait_until(lambda: lane.versions() == versions, seconds=SECONDS)
+
+
+def test_a_file_system_that_does_not_answer_ends_the_wait_and_removes_nothing(
+    lane: DiskLane, hung: FakeHungFileSystem
 ) -> None:
-    import threading
+    lane.sink.begin(1, 10, SHORT)
+    hung.hangs_in("fsync", "open", "unlink", "scandir", "rmdir", "close")
+    with pytest.raises(SyncTimeoutError, match=r"model-00001.*not written within 0\.05 s.*model\.a"):
+        lane.sink.put(lane.plan.buckets[0], [(0, WEIGHTS["a"])])
+    lane.sink.abort("too slow")
+    lane.sink.close()
+    assert hung.asked == ["open"]  # behind the call that hangs no other is tried
 
-    answer = threading.Event()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: answer.wait(20))
-    from weightlane.transports.sink import SinkBounds
 
-    try:
-        lane.sink.begin(1, 10, SinkBounds(0.05, 1.0, lambda: None))
-        with pytest.raises(SyncTimeoutError, match=r"model-00001.*not written within 0\.05 s.*model\.a"):
-            lane.sink.put(lane.plan.buckets[0], [(0, WEIGHTS["a"])])
-        lane.sink.abort("too slow")
-    finally:
-        answer.set()
+def test_a_failed_sync_whose_removal_hangs_still_fails_in_time_and_the_next_one_removes_it(
+    lane: DiskLane, hung: FakeHungFileSystem
+) -> None:
+    lane.sink.begin(1, 10, SHORT)
+    hung.hangs_in("rmdir")
+    lane.sink.abort("rank 1 died", sync=1)
+    assert hung.asked == ["rmdir"]
+    assert lane.versions() == ["sync-1-version-10"]
+    hung.answer()
+    lane.write(2, 11)
+    assert in_time(lane, ["sync-2-version-11"])
+
+
+def test_a_folder_that_cannot_be_started_in_time_fails_the_sync(
+    lane: DiskLane, hung: FakeHungFileSystem
+) -> None:
+    hung.hangs_in("mkdir")
+    with pytest.raises(SyncTimeoutError, match=r"its folder in .* was not written within 0\.05 s"):
+        lane.sink.begin(1, 10, SHORT)
+    lane.sink.abort("too slow", sync=1)
+    hung.answer()
+    lane.write(2, 11)
+    assert in_time(lane, ["sync-2-version-11"])
+
+
+def test_a_published_version_stays_published_while_the_removal_of_older_ones_hangs(
+    lane: DiskLane, hung: FakeHungFileSystem
+) -> None:
+    lane.write(1, 10)
+    lane.load()
+    lane.publish()
+    lane.write(2, 11, bounds=SHORT)
+    lane.load()
+    hung.hangs_in("rmdir")
+    lane.publish()
+    assert hung.asked == ["rmdir"]
+    hung.answer()
+    lane.sink.begin(3, 12, BOUNDS)
+    assert in_time(lane, ["sync-2-version-11", "sync-3-version-12"])
+
+
+def test_closing_does_not_wait_for_ever(lane: DiskLane, hung: FakeHungFileSystem) -> None:
+    lane.sink.begin(1, 10, SHORT)
+    hung.hangs_in("rmdir")
+    lane.sink.close()
+    lane.sink.abort("late", sync=1)
+    lane.sink.close()
+    assert hung.asked == ["rmdir"]
+
+
+def test_a_lane_whose_parent_does_not_answer_is_told_at_connect(
+    tmp_path: Path, hung: FakeHungFileSystem
+) -> None:
+    hung.hangs_in("mkdir")
+    with pytest.raises(
+        SyncTimeoutError, match=f"Lane lane-1 did not get its folder in {tmp_path} within 0.05"
+    ):
+        open_lane_folder("lane-1", str(tmp_path), 0.05)
+    hung.answer()
+    folder = open_lane_folder("lane-1", str(tmp_path), SECONDS)
+    hung.hangs_in("close")
+    close_lane_folder(folder, 0.05)
+    assert hung.asked == ["mkdir", "close"]
 
 
 # -- the format ---------------------------------------------------------------------------------------------

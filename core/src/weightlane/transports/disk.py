@@ -10,12 +10,13 @@ import contextlib
 import errno
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import xxhash
 
 from weightlane.bounded_calls import BoundedCalls
+from weightlane.bounds import DEFAULT_BOUNDS
 from weightlane.errors import SyncError, SyncTimeoutError
 from weightlane.packing import WireDigest, memory_of, pack_bucket
 from weightlane.transports.disk_layout import INDEX_NAME, MANIFEST_NAME, index_of, store_bucket
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from weightlane.transports.disk_folder import LaneFolder, SyncFolder
     from weightlane.transports.sink import SinkBounds
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenVersion:
@@ -44,6 +47,10 @@ class WrittenVersion:
 
 class DiskSink:
     """Writes each bucket into a file of its own.
+
+    Every operation on the folder runs in a thread of its own and is waited for as long as a bucket: a file
+    system that is gone holds its caller for ever. Behind one that never came back nothing is removed until
+    the next sync, which tries again.
 
     Args:
         plan: the lane's plan.
@@ -61,6 +68,9 @@ class DiskSink:
         self._names = plan.sent_names
         self._sync = 0
         self._writing: _Writing | None = None
+        self._closed = False
+        self._seconds = DEFAULT_BOUNDS.bucket  # until a sync brings the lane's own
+        self._calls: BoundedCalls | None = None
 
     @property
     def path(self) -> str:
@@ -68,13 +78,12 @@ class DiskSink:
         return self._folder.path
 
     def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:
-        """Makes the sync's folder."""
+        """Makes the sync's folder, and removes what is left of those before that were not published."""
         self._end()
         self._sync = sync
-        try:
-            folder = self._folder.start(sync, version)
-        except OSError as error:
-            raise self._failed("its folder", (), error) from error
+        self._forget_calls()  # the last one may hang for ever; this sync is asked anew
+        self._seconds = bounds.bucket_seconds
+        folder = self._bounded(lambda: self._folder.start(sync, version), "its folder", ())
         digest = WireDigest(self._plan.tensors) if self._plan.verify == "digest" else None
         largest = max(layout.nbytes for layout in self._plan.buckets)
         self._writing = _Writing(
@@ -82,7 +91,6 @@ class DiskSink:
             version,
             folder,
             bounds,
-            BoundedCalls("weightlane-disk", bounds.bucket_seconds),
             # New each time: a write that never came back may still hold the last one.
             torch.zeros(largest, dtype=torch.uint8),
             digest,
@@ -139,29 +147,47 @@ class DiskSink:
     def abort(self, cause: str, *, sync: int | None = None) -> None:  # noqa: ARG002 - a Sink's
         """Removes what was written: a worker that still reads sees that the manifest is gone."""
         self._end()
-        self._folder.discard(self._sync if sync is None else sync)
+        failed = self._sync if sync is None else sync
+        self._if_it_answers(lambda: self._folder.discard(failed))
 
     def published(self, sync: int) -> None:
-        """Every replica serves this sync's version, so older ones are not needed."""
-        self._folder.published(sync)
+        """Every replica serves this sync's version, so older ones are not needed. Never raises."""
+        self._folder.published(sync)  # noted here and now, whether or not the file system answers
+        self._if_it_answers(self._folder.remove_unpublished)
 
     def close(self) -> None:
-        """Removes what is not to be kept."""
+        """Removes what is not to be kept. Idempotent."""
         self._end()
-        self._folder.close()
+        self._if_it_answers(self._folder.close)
+        self._forget_calls()
+        self._closed = True
 
     def _write(self, name: str, pieces: Sequence[bytes | memoryview], tensors: Sequence[str]) -> None:
         folder = self._begun().folder
         self._bounded(lambda: folder.write(name, pieces), name, tensors)
 
-    def _bounded(self, operation: Callable[[], None], name: str, tensors: Sequence[str]) -> None:
-        """In a thread of its own: a file system that is gone holds its caller for ever."""
-        writing = self._begun()
+    def _call(self, operation: Callable[[], _T]) -> _T:
+        if self._calls is None:
+            self._calls = BoundedCalls("weightlane-disk", self._seconds)
+        return self._calls.run(operation)
+
+    def _forget_calls(self) -> None:
+        if self._calls is not None:
+            self._calls.close()
+            self._calls = None
+
+    def _if_it_answers(self, operation: Callable[[], None]) -> None:
+        """For removal, which is worth neither an error nor, behind a call that hangs, another wait."""
+        if not self._closed:
+            with contextlib.suppress(OSError):  # a TimeoutError is one
+                self._call(operation)
+
+    def _bounded(self, operation: Callable[[], _T], name: str, tensors: Sequence[str]) -> _T:
         try:
-            writing.calls.run(operation)
+            return self._call(operation)
         except TimeoutError as error:
             raise SyncTimeoutError(
-                f"{name} in {self._folder.path} was not written within {writing.bounds.bucket_seconds:g} s"
+                f"{name} in {self._folder.path} was not written within {self._seconds:g} s"
                 f"{_holding(tensors)}.",
                 "The file system does not answer, or is too slow.",
                 "Check it, use smaller buckets, or raise Bounds.bucket.",
@@ -189,9 +215,7 @@ class DiskSink:
         if self._writing is not None:
             writing, self._writing = self._writing, None
             # Where writes are made: a descriptor closed under one that still runs could become another's.
-            with contextlib.suppress(OSError):  # a TimeoutError is one
-                writing.calls.run(writing.folder.close)
-            writing.calls.close()
+            self._if_it_answers(writing.folder.close)
 
 
 @dataclass(slots=True)
@@ -202,7 +226,6 @@ class _Writing:
     version: int
     folder: SyncFolder
     bounds: SinkBounds
-    calls: BoundedCalls
     buffer: Tensor
     digest: WireDigest | None
     files: list[StoredFile]

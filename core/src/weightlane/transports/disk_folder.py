@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weightlane.errors import SyncError
+from weightlane.bounded_calls import BoundedCalls
+from weightlane.errors import SyncError, SyncTimeoutError
 from weightlane.transports.disk_layout import MANIFEST_NAME
 from weightlane.transports.disk_private import open_private_folder
 
@@ -65,6 +66,9 @@ class SyncFolder:
 class LaneFolder:
     """A lane's own folder on the controller, new and of mode 0700.
 
+    All but `published` ask the file system, which may never answer: call them where nobody waits for ever.
+    What hangs in one thread does not keep `start` from trying the same again in another.
+
     Args:
         lane: the lane's name, part of the folder's.
         parent: the folder that the user named, made if only its last part is missing; "" for a new folder
@@ -103,10 +107,13 @@ class LaneFolder:
         return SyncFolder(self._folders[sync], below=self._descriptor)
 
     def published(self, sync: int) -> None:
-        """Every replica serves this sync's version: older ones are removed."""
+        """Every replica serves this sync's version: from now on it is the one that is kept."""
         if sync in self._folders:
             self._published = sync
-            self._remove_all_but(sync)
+
+    def remove_unpublished(self) -> None:
+        """Removes all but the published version. Never raises."""
+        self._remove_all_but(self._published)
 
     def discard(self, sync: int) -> None:
         """Removes a failed sync's folder. Never raises; the published version stays."""
@@ -138,7 +145,35 @@ class LaneFolder:
             with contextlib.suppress(FileNotFoundError):
                 _empty(name, self._descriptor)
                 os.rmdir(name, dir_fd=self._descriptor)
-            del self._folders[sync]
+            self._folders.pop(sync, None)
+
+
+def open_lane_folder(lane: str, parent: str, seconds: float) -> LaneFolder:
+    """A `LaneFolder`, waited for `seconds` at most.
+
+    Raises:
+        SyncError: as `LaneFolder`.
+        SyncTimeoutError: the file system does not answer.
+    """
+    calls = BoundedCalls("weightlane-disk", seconds)
+    try:
+        return calls.run(lambda: LaneFolder(lane, parent))
+    except TimeoutError as error:
+        raise SyncTimeoutError(
+            f"Lane {lane} did not get its folder in {parent or 'the temporary files'} within {seconds:g} s.",
+            "The file system does not answer, or is too slow.",
+            "Check it, or pass connect(folder=...) a folder elsewhere.",
+        ) from error
+    finally:
+        calls.close()
+
+
+def close_lane_folder(folder: LaneFolder, seconds: float) -> None:
+    """Closes it, waited for `seconds` at most; never raises."""
+    calls = BoundedCalls("weightlane-disk", seconds)
+    with contextlib.suppress(OSError):  # a TimeoutError is one
+        calls.run(folder.close)
+    calls.close()
 
 
 def _empty(name: str, below: int) -> None:
@@ -146,7 +181,8 @@ def _empty(name: str, below: int) -> None:
     try:
         # Without its manifest the folder is no version any more, whatever is left of it.
         for file in sorted(_names_in(descriptor), key=lambda file: file != MANIFEST_NAME):
-            os.unlink(file, dir_fd=descriptor)
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile by a call that had hung
+                os.unlink(file, dir_fd=descriptor)
     finally:
         os.close(descriptor)
 
