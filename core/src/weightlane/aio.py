@@ -6,6 +6,10 @@ published, and receivers that had begun to write are fenced until a sync succeed
 call runs to its end: a version that is being published is never torn. Either way CancelledError is raised
 once the call has ended, so that nothing runs on behind the caller's back, and `lane.state` says which it was.
 A second cancellation does not wait for that end; the lane takes its next call when the first is through.
+
+A call that is still queued keeps its turn when it is cancelled, since the other ranks make it too: a sync or a
+stage begins and is given up at once, so that every rank hears of it and their next calls are the same again.
+The other calls cannot be given up: queued or running, they run to their end.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +32,14 @@ if TYPE_CHECKING:
     from weightlane.lane_messages import SyncReport
     from weightlane.residency import ReplicaResidency
 
-_LOOK_SECONDS = 0.05  # a call that has just begun has no sync to interrupt yet
+# A call that has just begun has no sync to interrupt yet: looked for at once, then less and less often.
+_FIRST_LOOK_SECONDS = 0.001
+_LONGEST_LOOK_SECONDS = 0.05
 _T = TypeVar("_T")
+
+
+def _nothing() -> None:
+    """Gives up nothing: what has to run to its end."""
 
 
 class AsyncLane:
@@ -47,22 +59,22 @@ class AsyncLane:
 
     async def sync(self, version: int) -> SyncReport:
         """`Lane.sync` without blocking the event loop."""
-        return await self._call(lambda: self._lane.sync(version))
+        return await self._sync_call(lambda: self._lane.sync(version))
 
     async def stage(self, version: int) -> SyncReport:
         """`Lane.stage` without blocking the event loop."""
-        return await self._call(lambda: self._lane.stage(version))
+        return await self._sync_call(lambda: self._lane.stage(version))
 
     async def commit(self) -> None:
-        """`Lane.commit` without blocking the event loop; once begun, it runs to its end."""
+        """`Lane.commit` without blocking the event loop; cancelled, it runs to its end."""
         await self._call(self._lane.commit)
 
     async def sleep(self) -> None:
-        """`Lane.sleep` without blocking the event loop; once begun, it runs to its end."""
+        """`Lane.sleep` without blocking the event loop; cancelled, it runs to its end."""
         await self._call(self._lane.sleep)
 
     async def wake(self) -> None:
-        """`Lane.wake` without blocking the event loop; once begun, it runs to its end."""
+        """`Lane.wake` without blocking the event loop; cancelled, it runs to its end."""
         await self._call(self._lane.wake)
 
     async def residency(self, *, seconds: float = 10.0) -> list[ReplicaResidency]:
@@ -86,27 +98,63 @@ class AsyncLane:
         await self.close()
 
     async def _call(self, call: Callable[[], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        context = contextvars.copy_context()
-        future = self._thread.submit(lambda: context.run(call))
-        waiting = asyncio.wrap_future(future, loop=loop)
+        return await self._waited_for(_Call(call))
+
+    async def _sync_call(self, call: Callable[[], _T]) -> _T:
+        made = _Call(call)
+        return await self._waited_for(made, lambda: made.give_up(self._lane))
+
+    async def _waited_for(self, call: _Call[_T], give_up: Callable[[], None] = _nothing) -> _T:
+        waiting = asyncio.wrap_future(self._thread.submit(call.run), loop=asyncio.get_running_loop())
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            if future.cancel():  # it had not begun
-                raise
-            await self._end(waiting)
+            give_up()
+            # Bounded by the lane's own bounds, which end this call and those queued before it.
+            await asyncio.wait([waiting])
+            _consume(waiting)
             raise
 
-    async def _end(self, waiting: asyncio.Future[Any]) -> None:
-        """Interrupts the running call, or lets it end where it is too late for that."""
-        while not waiting.done():
-            # Not on the loop's own thread: the control channel answers within a bound, but not at once.
-            # The waits are bounded by the lane's own bounds, which end the call that runs.
-            if await asyncio.to_thread(self._lane.interrupt, "The task that awaited it was cancelled."):
-                await asyncio.wait([waiting])
-            await asyncio.wait([waiting], timeout=_LOOK_SECONDS)
-        _consume(waiting)
+
+class _Call(Generic[_T]):
+    """A call of the lane that has its turn on the lane's thread."""
+
+    def __init__(self, call: Callable[[], _T]) -> None:
+        self._call = call
+        self._context = contextvars.copy_context()
+        self._begun = threading.Event()
+        # Bounded by one `Lane.interrupt`, which the control channel's bounds end.
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def run(self) -> _T:
+        self._begun.set()
+        try:
+            return self._context.run(self._call)
+        finally:
+            with self._lock:
+                self._ended = True
+
+    def give_up(self, lane: Lane) -> None:
+        """Interrupts it once it has begun, or lets it end where it is too late for that; does not wait.
+
+        In a thread of its own, because the event loop may be gone before the call has its turn.
+        """
+        threading.Thread(target=self._interrupt, args=(lane,), name="weightlane-give-up", daemon=True).start()
+
+    def _interrupt(self, lane: Lane) -> None:
+        # Bounded by the lane's own bounds, which end the calls before this one; the thread is a daemon.
+        self._begun.wait()
+        pause = _FIRST_LOOK_SECONDS
+        while not self._is_interrupted(lane):
+            time.sleep(pause)
+            pause = min(1.2 * pause, _LONGEST_LOOK_SECONDS)
+
+    def _is_interrupted(self, lane: Lane) -> bool:
+        """True also where there is nothing left to interrupt."""
+        # Held so that the call after this one, which begins when this has ended, is never interrupted.
+        with self._lock:
+            return self._ended or lane.interrupt("The task that awaited it was cancelled.")
 
 
 def _consume(waiting: asyncio.Future[Any]) -> None:

@@ -143,6 +143,11 @@ class ControlChannel:
             for rank in everyone
         ]
 
+    def has(self, *keys: str) -> bool:
+        """Whether all of these keys are there now."""
+        full = [self._key(key) for key in keys]
+        return bool(self._call(lambda: self._store.check(full)))
+
     def forget(self, *keys: str) -> None:
         """On the controller: deletes keys that nobody waits for any more."""
         for key in keys:

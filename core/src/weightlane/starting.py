@@ -250,8 +250,16 @@ class StartProcedure:
         return basis
 
     def _verdict(self, step: str, kind: type[_T]) -> _T:
-        key = f"sync/{self._sync}/{step}"
-        return self._channel.get(key, kind, seconds=self._patience, awaited=(CONTROLLER,))
+        from weightlane.sync_verdicts import SyncVerdicts  # here: it imports this module
+
+        verdicts = SyncVerdicts(
+            self._channel,
+            self._sync,
+            abort=self._abort,
+            patience=self._patience,
+            grace=self._bounds.lost_after,
+        )
+        return verdicts.get(step, kind)
 
     def _undo(self) -> None:
         close_rings(self._channel, self._rings)

@@ -44,8 +44,11 @@ class SyncVerdicts:
         self._given: set[str] = set()
 
     def given(self, step: str) -> bool:
-        """On the controller: whether this verdict was put, and is not to be taken back."""
-        return step in self._given
+        """Whether this step is decided: its verdict was put, on the controller, or the sync's abort was told.
+
+        Neither is taken back. May be called from another thread.
+        """
+        return step in self._given or self._is_aborted()
 
     def put(self, step: str, verdict: msgspec.Struct) -> None:
         """On the controller: the verdict, for everyone, once."""
@@ -77,6 +80,15 @@ class SyncVerdicts:
                 raise
             return self._after(cause, step, kind)
 
+    def _is_aborted(self) -> bool:
+        try:
+            self._channel.check_abort(self.abort)
+        except ControlLostError:
+            return False
+        except WeightlaneError:
+            return True
+        return False
+
     def _after(self, cause: WeightlaneError, step: str, kind: type[_T]) -> _T:
         try:
             return self._channel.get(self._key(step), kind, seconds=self._grace, awaited=(CONTROLLER,))
@@ -84,18 +96,22 @@ class SyncVerdicts:
             raise cause from verdict
 
     def forget_before(self) -> None:
-        """On the controller: deletes the keys of the sync before the last; nobody waits for them any more."""
+        """On the controller: deletes the keys of the syncs before the last, where nobody waits for them now.
+
+        A sync that the controller gives up at its start may be over here before another rank has left the one
+        before it. So every rank must have come to the last; what has to stay goes with a later sync.
+        """
+        ranks = range(self._channel.world_size)
+        if not self._channel.has(*(f"sync/{self._sync - 1}/start/{rank}" for rank in ranks)):
+            return
         sync = self._sync - 2
-        if sync > 0:
+        while sync > 0 and self._channel.has(f"sync/{sync}/start/{CONTROLLER}"):
             self._channel.forget(
                 *(f"sync/{sync}/{step}" for step in _ONCE),
-                *(
-                    f"sync/{sync}/{step}/{rank}"
-                    for step in _BY_EACH_RANK
-                    for rank in range(self._channel.world_size)
-                ),
+                *(f"sync/{sync}/{step}/{rank}" for step in _BY_EACH_RANK for rank in ranks),
                 *(f"abort/{half}-{sync}{what}" for half in ("sync", "commit") for what in ("", "/first")),
             )
+            sync -= 1
 
     def _key(self, step: str) -> str:
         return f"sync/{self._sync}/{step}"

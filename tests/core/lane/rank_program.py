@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -293,7 +294,10 @@ def rejoin() -> None:
 
 
 def async_loop() -> None:
-    """Rank 0 generates and trains in an event loop, other ranks sync plainly; one sync is cancelled."""
+    """Rank 0 generates and trains in an event loop, other ranks sync plainly.
+
+    One sync is cancelled while it runs, and one while it is queued.
+    """
     good = weights()
     slow = SlowBuckets(0.0)
     get_registry().register(slow, name="slow")
@@ -322,12 +326,21 @@ def async_loop() -> None:
         await asyncio.wait([sync])
         slow.seconds = 0.0
         tell("cancelled", cancelled=[int(sync.cancelled())], phase=[lane.state.phase])
-        await lane.aio.sync(version=5)
+        slow.moved.clear()
+        slow.seconds = 0.1
+        runs = asyncio.create_task(lane.aio.sync(version=5))
+        await asyncio.to_thread(slow.moved.wait, 30.0)
+        slow.seconds = 0.0
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(lane.aio.sync(version=6), timeout=0.05)
+        tell("timed out", syncs=[lane.state.syncs], phase=[lane.state.phase])
+        await runs
+        await lane.aio.sync(version=7)
 
     if RANK == 0:
         asyncio.run(controller())
     else:
-        for version in (1, 2, 3, 4, 5):
+        for version in range(1, 8):
             if version in (2, 3):
                 changed(good, seed=version)
             step(f"plain {version}", lambda version=version: lane.sync(version=version))

@@ -12,6 +12,7 @@ from local_engines import PROMPT, engines, lane_to, weights_of
 from weightlane.errors import SyncCancelledError, SyncError
 from weightlane.reference.worker import ReferenceWorker
 from weightlane.testing.steps import steps_named
+from weightlane.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,12 @@ class FakeGatedWorker(ReferenceWorker):
         self.stops_at = ""
         self.stopped = threading.Event()
         self.go_on = threading.Event()
+
+    def stops_again_at(self, step: str) -> threading.Event:
+        """Where the next stop is; gives what lets the stop that is under way go on."""
+        under_way = self.go_on
+        self.stops_at, self.stopped, self.go_on = step, threading.Event(), threading.Event()
+        return under_way
 
     def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
         self._stop("load")
@@ -168,21 +175,53 @@ def test_cancelled_while_it_is_published_it_is_published_whole(
     assert lane.replicas[0].generate(PROMPT, max_tokens=1)[0].weight_version == 2
 
 
-def test_cancelled_before_its_turn_it_never_happened(lane: Lane, gate: FakeGatedWorker) -> None:
+@pytest.mark.parametrize("cancellations", [1, 2])
+def test_cancelled_before_its_turn_it_takes_its_turn_and_fails_there(
+    lane: Lane, gate: FakeGatedWorker, pair: list[FakeMortalEngine], cancellations: int
+) -> None:
     async def main() -> None:
-        gate.stops_at = "load"
+        gate.stops_at = "publish"
         first = asyncio.create_task(lane.aio.sync(version=1))
         await stopped(gate)
         second = asyncio.create_task(lane.aio.sync(version=2))
-        await asyncio.sleep(0)
-        second.cancel()
+        for _ in range(cancellations):
+            await asyncio.sleep(0.05)
+            second.cancel()
+        # The second time it does not wait for its turn, and is given up there all the same.
+        await asyncio.sleep(0.05)
+        assert second.done() == (cancellations == 2)
+        assert lane.state.syncs == 1
+        gate.stops_again_at("load").set()
+        assert (await first).version == 1
+        asyncio.get_running_loop().call_later(0.5, gate.go_on.set)  # were it not interrupted, it would load
         with pytest.raises(asyncio.CancelledError):
             await second
-        gate.go_on.set()
-        await first
+        assert await asyncio.to_thread(
+            wait_until, lambda: (lane.state.syncs, lane.state.phase) == (2, "failed"), seconds=SECONDS
+        )
+        assert lane.state.last_error.startswith("SyncCancelledError")
+        await lane.aio.sync(version=3)
 
     asyncio.run(main())
-    assert (lane.state.syncs, lane.published_version) == (1, 1)
+    assert (lane.state.syncs, lane.published_version) == (3, 3)
+    assert [engine.version for engine in pair] == [3, 3]
+
+
+def test_cancelled_before_its_turn_what_cannot_be_given_up_is_done(lane: Lane, gate: FakeGatedWorker) -> None:
+    async def main() -> None:
+        gate.stops_at = "load"
+        stage = asyncio.create_task(lane.aio.stage(version=1))
+        await stopped(gate)
+        commit = asyncio.create_task(lane.aio.commit())
+        await asyncio.sleep(0.05)
+        commit.cancel()
+        gate.go_on.set()
+        await stage
+        with pytest.raises(asyncio.CancelledError):
+            await commit
+
+    asyncio.run(main())
+    assert (lane.state.phase, lane.published_version) == ("published", 1)
 
 
 def test_a_plain_call_beside_an_awaited_one_is_refused_and_close_ends_it(
@@ -218,8 +257,19 @@ def test_an_async_rank_and_a_plain_one_sync_together_and_fail_together(
     assert "given up on rank 0" in cancelled.text
     (told,) = steps_named(loop_outcomes, "cancelled")
     assert told.facts == {"cancelled": [1], "phase": ["failed"]}
+
+
+def test_a_queued_sync_that_is_given_up_on_one_rank_fails_on_all_and_the_next_is_the_same_on_all(
+    loop_outcomes: list[RankOutcome],
+) -> None:
+    (told,) = steps_named(loop_outcomes, "timed out")
+    assert told.facts == {"syncs": [6], "phase": ["failed"]}
+    (cancelled,) = steps_named(loop_outcomes, "plain 6")
+    assert cancelled.type == "SyncCancelledError"
+    assert "given up on rank 0" in cancelled.text
+    assert [step.outcome for step in steps_named(loop_outcomes, "plain 7")] == ["ok"]
     for state in steps_named(loop_outcomes, "end"):
-        assert (state.facts["phase"], state.facts["published"]) == (["published"], [5])
+        assert (state.facts["phase"], state.facts["published"]) == (["published"], [7])
 
 
 def test_generation_beside_the_syncs_carries_whole_versions_only(loop_outcomes: list[RankOutcome]) -> None:
