@@ -7,8 +7,9 @@ call runs to its end: a version that is being published is never torn. Either wa
 once the call has ended, so that nothing runs on behind the caller's back, and `lane.state` says which it was.
 A second cancellation does not wait for that end; the lane takes its next call when the first is through.
 
-A call that is still queued keeps its turn when it is cancelled, since the other ranks make it too: a sync or a
-stage begins and is given up at once, so that every rank hears of it and their next calls are the same again.
+A call that is still queued keeps its turn when it is cancelled, since the other ranks make it too: a sync
+or a stage begins and is given up at once, so that every rank hears of it and their next calls are the same
+again.
 The other calls cannot be given up: queued or running, they run to their end.
 """
 

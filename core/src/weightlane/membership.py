@@ -58,11 +58,12 @@ class Membership:
             self.folder.missing = frozenset(missing)
         return self.mover.without(missing)
 
-    def ask(self, seconds: float) -> list[ReplicaResidency]:
-        """On the controller: what every replica holds, each asked for `seconds` at most, all at once."""
+    def ask(self, seconds: float, *, missing: Collection[int] = ()) -> list[ReplicaResidency]:
+        """On the controller: what all but the missing hold, each asked for `seconds` at most, all at once."""
+        sessions = self.taking_part(missing)
         return ask_together(
-            [partial(session.residency, seconds) for session in self.sessions],
-            [(session.number, session.address) for session in self.sessions],
+            [partial(session.residency, seconds) for session in sessions],
+            [(session.number, session.address) for session in sessions],
             seconds,
         )
 

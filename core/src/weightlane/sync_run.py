@@ -248,9 +248,8 @@ class SyncRun:
         """
         plan = self._members.plan
         others: list[str] = []
-        for answer in self._members.ask(self._bounds.start):
-            if answer.replica in self._missing:
-                continue
+        # A missing one that hangs would have every commit wait for it in vain.
+        for answer in self._members.ask(self._bounds.start, missing=self._missing):
             if answer.error is not None:
                 raise answer.error
             gone = any("weights" in worker.released for worker in answer.workers)

@@ -15,6 +15,7 @@ from local_engines import PROMPT, FakeMortalEngine, change, held_equal, lane_to,
 
 import weightlane as wl
 from weightlane.errors import SyncTimeoutError
+from weightlane.replica_session import ReplicaSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from weightlane.lane import Lane
     from weightlane.messages import Generation
+    from weightlane.residency import ReplicaResidency
     from weightlane.types import MissingPolicy
 
 BOUNDS = replace(local_engines.BOUNDS, start=3.0)
@@ -117,18 +119,31 @@ def test_the_sync_fails_by_name_in_time_and_the_other_serves_what_it_had(
 
 
 def test_skip_goes_on_without_it_and_the_next_sync_brings_it_level(
-    model_folder: Path, processes: tuple[EngineProcess, EngineProcess], hangs: Hang
+    model_folder: Path,
+    processes: tuple[EngineProcess, EngineProcess],
+    hangs: Hang,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    asked: list[int] = []
+    residency = ReplicaSession.residency
+
+    def noting(session: ReplicaSession, seconds: float) -> ReplicaResidency:
+        asked.append(session.number)
+        return residency(session, seconds)
+
     lane, weights = lane_between(model_folder, processes, "skip")
     with lane:
         lane.sync(version=1)
         change(weights, seed=1)
         hangs.begin()
+        monkeypatch.setattr(ReplicaSession, "residency", noting)
         started = time.monotonic()
         report = lane.sync(version=2)
         assert time.monotonic() - started < SECONDS
         ((number, cause),) = [(item.replica, item.cause) for item in report.missing]
         assert number == 1
+        assert asked.count(1) == 1, "it is waited for once, not again at commit"
+        assert asked.count(0) == 2
         assert "got no answer within 3.5 s" in cause
         assert said(lane, 0).weight_version == 2
         hangs.end()
