@@ -18,6 +18,7 @@ from weightlane.demo import messages as dm
 from weightlane.demo.settings import Lesson
 from weightlane.facts import EngineFacts, ParallelSizes
 from weightlane.failures import Failure
+from weightlane.lane_owner import LaneOwner
 from weightlane.manifest import Manifest, RankManifest, TensorSpec
 from weightlane.peft import AdapterConfig
 from weightlane.plan import LanePlan, ReplicaPlan
@@ -41,6 +42,7 @@ ADAPTER_PLAN = m.ReceivePlan(
     folder="/lanes/lane-2",
     phase=Phase.ADAPTER,
     adapter=ADAPTER,
+    owner=LaneOwner("boot-1", "pid:[4026531836]", 7, 1234),
 )
 BINDING = AdapterBinding(AdapterRef("policy@4", 4), (BoundModule("layers.0.q", 2, 2.0),))
 FACTS = EngineFacts(

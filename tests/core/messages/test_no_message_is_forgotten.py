@@ -110,7 +110,7 @@ def every_type() -> frozenset[type[msgspec.Struct]]:
     """Whatever is declared as a message, and whatever a message can hold."""
     declared = declared_in(messages) | declared_in(lane_messages) | declared_in(demo_messages)
     found: set[type[msgspec.Struct]] = set()
-    for kind in declared | tagged_in_core():
+    for kind in declared | {kind for kind in tagged_in_core() if not kind.__name__.startswith("_")}:
         types_in(kind, found)
     for union, _ in UNIONS.values():
         types_in(union, found)
@@ -136,6 +136,14 @@ def test_every_struct_that_can_travel_is_in_some_sample() -> None:
 
 def test_every_field_is_filled_in_some_sample() -> None:
     assert never_filled(SAMPLES, every_type()) == []
+
+
+def test_a_private_struct_with_a_tag_is_another_reading_of_a_sampled_message() -> None:
+    sampled = {type(sample).__struct_config__.tag: type(sample) for sample in SAMPLES}
+    private = [kind for kind in tagged_in_core() if kind.__name__.startswith("_")]
+    assert private
+    for kind in private:
+        assert kind.__struct_fields__ == sampled[kind.__struct_config__.tag].__struct_fields__
 
 
 # -- negative controls: what would be forgotten is named -----------------------------------------------------
