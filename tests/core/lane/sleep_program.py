@@ -199,9 +199,9 @@ def sleeping(lane: Lane) -> None:
 
 def hanging(calls: CallSeconds, weights: dict[str, torch.Tensor]) -> None:
     """The second engine hangs in its release: longer than `start` and `finish`, shorter than its call may."""
-    calls.seconds = 3.0
+    calls.seconds = 8.0
     front_endpoint.ANSWER_SECONDS = 1.0
-    with open_lane(weights, replace(BOUNDS, start=1.0, finish=0.5)) as lane:
+    with open_lane(weights, replace(BOUNDS, start=3.0, finish=0.5)) as lane:
         with meanwhile(lambda: os.kill(SECOND_ENGINE, signal.SIGSTOP)):
             take_step("hanging sleep", RANK, lane.sleep)
         if RANK == 0:
