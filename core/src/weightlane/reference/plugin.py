@@ -1,4 +1,4 @@
-"""Registers the reference engine. Imports neither torch nor transformers."""
+"""Registers the reference engine. Imports neither torch nor transformers; what one hook needs, it imports."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
-from weightlane.adapters import AdapterExpression
-from weightlane.errors import EngineError
-from weightlane.facts import EngineFacts
 from weightlane.hookspecs import hookimpl
-from weightlane.installations import find_distribution
-from weightlane.peft import parse_lora_name, peft_json
 from weightlane.probes import always_viable
 from weightlane.program import AgentMove, EngineCall, Lifecycle, MemoryCalls, Program
-from weightlane.receiver import NameEntry
 from weightlane.types import BackendDescriptor, Capability, Phase, TransportName
 
 if TYPE_CHECKING:
+    from weightlane.adapters import AdapterExpression
     from weightlane.contexts import (
         AgentContext,
         BuildRequestsContext,
@@ -30,6 +25,8 @@ if TYPE_CHECKING:
     )
     from weightlane.endpoint import EngineEndpoint
     from weightlane.engine_agent import WorkerEngine
+    from weightlane.facts import EngineFacts
+    from weightlane.receiver import NameEntry
 
 ENGINE = "reference"
 FACTS_SECONDS = 10.0
@@ -74,6 +71,9 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
     if context.engine != ENGINE:
         return None
     if context.target is None:
+        from weightlane.facts import EngineFacts
+        from weightlane.installations import find_distribution
+
         found = find_distribution(context.distributions, context.search_path)
         return EngineFacts(engine=ENGINE, version=found.version, source="installed") if found else None
     if context.target.handle is not None:
@@ -114,6 +114,8 @@ def weightlane_map_names(context: MapNamesContext) -> list[NameEntry]:
 
     An adapter's matrices go to the module that they name, in the dtype of its weight.
     """
+    from weightlane.receiver import NameEntry
+
     if context.manifest.phase is Phase.ADAPTER:
         return _map_adapter(context)
     expected = {tensor.name: tensor for tensor in context.worker.expected}
@@ -135,6 +137,9 @@ def weightlane_map_names(context: MapNamesContext) -> list[NameEntry]:
 
 
 def _map_adapter(context: MapNamesContext) -> list[NameEntry]:
+    from weightlane.peft import parse_lora_name
+    from weightlane.receiver import NameEntry
+
     dtypes = {tensor.name: tensor.dtype for tensor in context.worker.expected}
     entries: list[NameEntry] = []
     for spec in context.manifest.tensors:
@@ -149,6 +154,9 @@ def _map_adapter(context: MapNamesContext) -> list[NameEntry]:
 @hookimpl
 def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
     """peft's own keys, two slots: every plain LoRA adapter can be carried."""
+    from weightlane.adapters import AdapterExpression
+    from weightlane.peft import peft_json
+
     return AdapterExpression(
         swap="two_slot",
         wire=peft_json(context.adapter),
@@ -191,6 +199,8 @@ def _engine_of(handle: object) -> ReferenceEngine:
     from weightlane.reference.engine import ReferenceEngine
 
     if not isinstance(handle, ReferenceEngine):
+        from weightlane.errors import EngineError
+
         raise EngineError(
             f"{type(handle).__module__}.{type(handle).__qualname__} is not a reference engine.",
             "The target names engine 'reference' and gives an object as its handle.",
