@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from weightlane.messages import WireTensor
     from weightlane.peft import AdapterConfig
     from weightlane.receiver import NameEntry, WorkerDescription
+    from weightlane.trace.table import PlacementTable
     from weightlane.types import BackendDescriptor, MemoryTag, Mode, Phase, TransportName, VerifyLevel
 
 
@@ -132,12 +133,17 @@ class StreamContext:
 
 @dataclass(frozen=True, slots=True)
 class MapNamesContext:
-    """For `weightlane_map_names`: the agreed manifest and one worker's own description of itself."""
+    """For `weightlane_map_names`: the agreed manifest and one worker's own description of itself.
+
+    `table` is what that worker's loader was seen to do with the manifest's tensors, tied ones left out; None
+    where no trace could be made, so that static rules must do.
+    """
 
     descriptor: BackendDescriptor
     facts: EngineFacts
     manifest: Manifest
     worker: WorkerDescription
+    table: PlacementTable | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from weightlane.adapters import AdapterRef
     from weightlane.agent import WorkerAgent
     from weightlane.facts import EngineFacts
-    from weightlane.messages import Generation
+    from weightlane.messages import Generation, WireTensor
     from weightlane.program import EngineCall, RequestMove
     from weightlane.receiver import WorkerDescription
     from weightlane.residency import WorkerResidency
+    from weightlane.trace.table import PlacementTable, Untraced
 
 
 @runtime_checkable
@@ -92,3 +93,17 @@ class LocalEndpoint(Protocol):
 
     def local_agent(self) -> WorkerAgent:
         """The worker's agent."""
+
+
+@runtime_checkable
+class TracingEndpoint(Protocol):
+    """An endpoint without agents whose engine can still be made to trace a load, by a way of its own."""
+
+    def trace_workers(
+        self, tensors: Sequence[WireTensor], timeout_seconds: float
+    ) -> tuple[PlacementTable, ...] | Untraced:
+        """One table per worker of one load of `tensors` (canonical names, full shapes), or why there is none.
+
+        Raises:
+            EngineError: the engine was asked and failed.
+        """

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from weightlane.errors import Problem
-    from weightlane.messages import ReceivePlan
+    from weightlane.messages import ReceivePlan, WireTensor
     from weightlane.receiver import WorkerDescription
+    from weightlane.trace.table import PlacementTable
 
 
 class WorkerEngine(Protocol):
@@ -59,6 +60,21 @@ class LetsGoOfMemory(Protocol):
 
         What the agent itself has begun to write it knows without this.
         """
+
+
+@runtime_checkable
+class TracesLoads(Protocol):
+    """A `WorkerEngine` that can run its own loader on stand-ins, so that a plan knows where tensors land."""
+
+    def trace(self, tensors: Sequence[WireTensor]) -> PlacementTable:
+        """The table of one load of `tensors`, which carry canonical names, full shapes and dtypes.
+
+        Where the engine takes more than one style of names, each is tried and the table of the complete one
+        is given, or of the one that consumes most where none is complete. Writes nothing.
+        """
+
+    def live_tensors(self) -> Mapping[str, Tensor]:
+        """The model's tensors by the names of a table's targets, aliases included, looked up at this call."""
 
 
 def released_by(engine: WorkerEngine) -> tuple[str, ...]:

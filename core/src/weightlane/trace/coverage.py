@@ -1,0 +1,171 @@
+"""Coverage: every receiver element written once, every source consumed, or a reason why not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weightlane.errors import Problem, near_names
+from weightlane.trace.geometry import Region
+from weightlane.trace.intervals import TooFineError, count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from weightlane.trace.table import Obstacle, PlacementTable, TracedTarget
+
+_MOST_NEAR_NAMES = 20  # as in plan_check: one wrong prefix makes every name a problem
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCoverage:
+    """Elements of one receiver tensor: written once, filled with a constant alone, never, more than once.
+
+    `owned` says why it need not be written, `too_fine` that its layout could not be counted.
+    """
+
+    target: TracedTarget
+    once: int
+    filled: int
+    never: int
+    more: int
+    too_fine: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Every element once, or padding; or left to the engine as a whole."""
+        untouched = not (self.once or self.more or self.filled)
+        whole = not (self.never or self.more or self.too_fine)
+        return whole or bool(self.target.owned and untouched)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCoverage:
+    """How many elements of one checkpoint tensor reach a receiver, over all workers together."""
+
+    canonical: str
+    wire: str
+    elements: int
+    consumed: int
+
+
+def target_coverage(table: PlacementTable) -> tuple[TargetCoverage, ...]:
+    """One entry per target of one worker, in the table's order; targets that share memory are seen as one."""
+    placed: dict[int, list[Region]] = defaultdict(list)
+    filled: dict[int, list[Region]] = defaultdict(list)
+    for item in table.placements:
+        target = table.targets[item.target]
+        axes = tuple((size, stride) for size, _, stride in item.axes)
+        placed[target.storage].append(Region(target.offset + item.target_offset, axes))
+    for fill in table.fills:
+        target = table.targets[fill.target]
+        filled[target.storage].append(Region(target.offset + fill.offset, fill.axes))
+    return tuple(_covered(target, placed[target.storage], filled[target.storage]) for target in table.targets)
+
+
+def _covered(target: TracedTarget, placed: list[Region], filled: list[Region]) -> TargetCoverage:
+    whole = [Region(target.offset, tuple(zip(target.shape, target.stride, strict=True)))]
+    try:
+        counts = count(placed, whole)
+        padding = count([*placed, *filled], whole).covered - counts.covered if filled else 0
+    except TooFineError:
+        return TargetCoverage(target, 0, 0, target.elements, 0, too_fine=True)
+    return TargetCoverage(target, counts.once, padding, counts.never - padding, counts.more)
+
+
+def source_coverage(tables: Sequence[PlacementTable]) -> tuple[SourceCoverage, ...]:
+    """One entry per source, in the tables' order. `tables` are those of all workers of one replica.
+
+    A layout too fine to be counted is given as not consumed at all.
+    """
+    taken: list[list[Region]] = [[] for _ in tables[0].sources]
+    for table in tables:
+        for item in table.placements:
+            axes = tuple((size, stride) for size, stride, _ in item.axes)
+            taken[item.source].append(Region(item.source_offset, axes))
+    found: list[SourceCoverage] = []
+    for source, regions in zip(tables[0].sources, taken, strict=True):
+        try:
+            consumed = count(regions, [Region(0, ((source.elements, 1),))]).covered
+        except TooFineError:
+            consumed = 0
+        found.append(SourceCoverage(source.canonical, source.wire, source.elements, consumed))
+    return tuple(found)
+
+
+def coverage_problems(
+    tables: Sequence[PlacementTable], dropped: Mapping[str, str], *, receiver: str
+) -> list[Problem]:
+    """What keeps a plan from being proven: all of it, once.
+
+    Args:
+        tables: those of all workers of one replica, with the same sources.
+        dropped: reasons by canonical name of sources that are left out of the sync on purpose; they must
+            not be among the tables' sources.
+        receiver: how messages call the replica.
+    """
+    problems = [_obstacle_problem(item, receiver) for table in tables for item in table.obstacles]
+    lost = [item for item in source_coverage(tables) if item.consumed < item.elements]
+    blocked = {name for table in tables for item in table.obstacles for name in item.sources}
+    for number, source in enumerate(item for item in lost if item.canonical not in blocked):
+        problems.append(_unconsumed(source, tables, receiver, with_near=number < _MOST_NEAR_NAMES))
+    stopped = {name for table in tables for item in table.obstacles for name in item.targets}
+    names = [item.canonical for item in lost] + list(dropped)
+    for table in tables:
+        where = f"{receiver}, worker {table.key.worker}" if len(tables) > 1 else receiver
+        incomplete = [item for item in target_coverage(table) if not item.complete]
+        for number, target in enumerate(incomplete):
+            if target.target.name not in stopped:
+                near = near_names(target.target.name, names) if number < _MOST_NEAR_NAMES else ()
+                problems.append(_incomplete(target, table, where, near))
+    return list(dict.fromkeys(problems))
+
+
+def _obstacle_problem(item: Obstacle, receiver: str) -> Problem:
+    subject = next(iter((*item.sources, *item.targets)), "loader")
+    into = f" into {item.targets[0]}" if item.targets and item.sources else ""
+    detail = f" ({item.detail})" if item.detail else ""
+    what = {
+        "computed": f"the loader of {receiver} writes a value computed by {item.operator}{into}{detail}",
+        "staged": f"the loader of {receiver} takes it through a temporary tensor by {item.operator}{detail}",
+        "value-dependent": f"the loader of {receiver} decides by its value ({item.operator}){detail}",
+        "rebound": f"the loader of {receiver} puts another tensor in its place{detail}",
+        "overwritten": f"the loader of {receiver} overwrites it by {item.operator}{into}{detail}",
+        "foreign": f"the loader of {receiver} writes by {item.operator} to {item.detail}",
+        "changed-source": f"the loader of {receiver} changes it in place by {item.operator}{detail}",
+        "error": f"the loader of {receiver} raised {item.detail}",
+    }[item.kind]
+    return Problem(
+        f"trace-{item.kind}",
+        subject,
+        what,
+        "Where its elements land cannot be proven, so it is not sent; report the architecture.",
+    )
+
+
+def _unconsumed(
+    source: SourceCoverage, tables: Sequence[PlacementTable], receiver: str, *, with_near: bool
+) -> Problem:
+    sent = f" (sent as {source.wire})" if source.wire != source.canonical else ""
+    if source.consumed:
+        what = f"{receiver} takes {source.consumed} of its {source.elements} elements{sent}"
+    else:
+        what = f"the loader of {receiver} accepts it and writes it nowhere{sent}"
+    targets = [target.name for target in tables[0].targets]
+    near = near_names(source.canonical, targets) if with_near else ()
+    return Problem("unconsumed", source.canonical, what, near=near)
+
+
+def _incomplete(item: TargetCoverage, table: PlacementTable, where: str, near: tuple[str, ...]) -> Problem:
+    target = item.target
+    number = table.targets.index(target)
+    from_names = [table.sources[p.source].canonical for p in table.placements if p.target == number]
+    given = f"; it is given {', '.join(dict.fromkeys(from_names[:6]))}" if from_names else ""
+    if item.too_fine:
+        what = f"the layout in which {where} is written is too fine to be counted"
+    elif item.more:
+        what = f"{item.more} of its {target.elements} elements would be written more than once in {where}"
+    else:
+        what = f"{item.never} of its {target.elements} elements would be written by nothing in {where}"
+    return Problem("uncovered", target.name, what + given, near=near)
