@@ -147,6 +147,22 @@ class MapNamesContext:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceModelContext:
+    """For `weightlane_trace_model`: a checkpoint folder, the tensors that would be sent, and the layout.
+
+    `model` holds a `config.json`; weights need not be there. `tensors` have canonical names, full shapes and
+    dtypes; tied ones are left out. `lora`: the engine would run with LoRA enabled.
+    """
+
+    descriptor: BackendDescriptor
+    facts: EngineFacts
+    model: str
+    tensors: tuple[WireTensor, ...]
+    tensor_parallel: int = 1
+    lora: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BuildRequestsContext:
     """For `weightlane_build_requests` and `weightlane_plan_lifecycle`: one replica, fully planned.
 
@@ -203,5 +219,6 @@ __all__ = [
     "PeftConfigContext",
     "RolloutTarget",
     "StreamContext",
+    "TraceModelContext",
     "TrainerLifecycleContext",
 ]

@@ -10,6 +10,7 @@ from weightlane.facts import EngineFacts
 from weightlane.hook_errors import GuardedStream, HookSite, blamed_on
 from weightlane.notices import warn_once
 from weightlane.program import TrainerLifecycle
+from weightlane.trace.table import Untraced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         MapNamesContext,
         PeftConfigContext,
         StreamContext,
+        TraceModelContext,
         TrainerLifecycleContext,
     )
     from weightlane.endpoint import EngineEndpoint
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from weightlane.program import Lifecycle, Program
     from weightlane.receiver import NameEntry
     from weightlane.stream import ExportStream
+    from weightlane.trace.table import PlacementTable
     from weightlane.types import BackendDescriptor
 
 
@@ -118,6 +121,16 @@ class HookCalls:
         answer: Sequence[NameEntry] = self._call(selected, hook, context)
         with blamed_on(_site(selected, hook)):  # a generator does its work only now
             return tuple(answer)
+
+    def call_trace_model(
+        self, selected: Selected, context: TraceModelContext
+    ) -> tuple[PlacementTable, ...] | Untraced:
+        """`weightlane_trace_model` of the chosen backend; `Untraced` when its plugin has no such hook."""
+        hook = "weightlane_trace_model"
+        if not self.implements(selected, hook):
+            return Untraced(f"{selected.origin} traces only an engine that runs")
+        answer: tuple[PlacementTable, ...] | Untraced = self._call(selected, hook, context)
+        return answer
 
     def call_express_adapter(self, selected: Selected, context: ExpressAdapterContext) -> AdapterExpression:
         """`weightlane_express_adapter` of the chosen backend."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         MapNamesContext,
         PeftConfigContext,
         StreamContext,
+        TraceModelContext,
         TrainerLifecycleContext,
     )
     from weightlane.endpoint import EngineEndpoint
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from weightlane.program import Lifecycle, Program, TrainerLifecycle
     from weightlane.receiver import NameEntry
     from weightlane.stream import ExportStream
+    from weightlane.trace.table import PlacementTable, Untraced
     from weightlane.types import BackendDescriptor
 
 PROJECT = "weightlane"
@@ -127,6 +129,17 @@ def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
     """Where each exported tensor goes in this worker, in manifest order. Pure; never invents a target.
 
     Called while planning: at connect, and again when a replica was started anew.
+    """
+    raise NotImplementedError
+
+
+@_hookspec
+def weightlane_trace_model(context: TraceModelContext) -> tuple[PlacementTable, ...] | Untraced:
+    """Where a checkpoint would land in an engine that does not run: its model built without data, and traced.
+
+    Called in an environment that holds the engine, for planning ahead and for contract snapshots. One table
+    per worker of the layout asked for. Must leave the process's own engine state as it was. Optional: a
+    backend without it is traced only where it runs.
     """
     raise NotImplementedError
 
