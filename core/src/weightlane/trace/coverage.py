@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from weightlane.errors import Problem, near_names
 from weightlane.trace.geometry import Region
 from weightlane.trace.intervals import TooFineError, count
+from weightlane.trace.obstacle_problems import obstacle_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightlane.trace.table import Obstacle, PlacementTable, TracedTarget
+    from weightlane.trace.table import PlacementTable, TracedTarget
 
 _MOST_NEAR_NAMES = 20  # as in plan_check: one wrong prefix makes every name a problem
 
@@ -105,7 +106,7 @@ def coverage_problems(
             not be among the tables' sources.
         receiver: how messages call the replica.
     """
-    problems = [_obstacle_problem(item, receiver) for table in tables for item in table.obstacles]
+    problems = [obstacle_problem(item, receiver) for table in tables for item in table.obstacles]
     lost = [item for item in source_coverage(tables) if item.consumed < item.elements]
     blocked = {name for table in tables for item in table.obstacles for name in item.sources}
     for number, source in enumerate(item for item in lost if item.canonical not in blocked):
@@ -120,28 +121,6 @@ def coverage_problems(
                 near = near_names(target.target.name, names) if number < _MOST_NEAR_NAMES else ()
                 problems.append(_incomplete(target, table, where, near))
     return list(dict.fromkeys(problems))
-
-
-def _obstacle_problem(item: Obstacle, receiver: str) -> Problem:
-    subject = next(iter((*item.sources, *item.targets)), "loader")
-    into = f" into {item.targets[0]}" if item.targets and item.sources else ""
-    detail = f" ({item.detail})" if item.detail else ""
-    what = {
-        "computed": f"the loader of {receiver} writes a value computed by {item.operator}{into}{detail}",
-        "staged": f"the loader of {receiver} takes it through a temporary tensor by {item.operator}{detail}",
-        "value-dependent": f"the loader of {receiver} decides by its value ({item.operator}){detail}",
-        "rebound": f"the loader of {receiver} puts another tensor in its place{detail}",
-        "overwritten": f"the loader of {receiver} overwrites it by {item.operator}{into}{detail}",
-        "foreign": f"the loader of {receiver} writes by {item.operator} to {item.detail}",
-        "changed-source": f"the loader of {receiver} changes it in place by {item.operator}{detail}",
-        "error": f"the loader of {receiver} raised {item.detail}",
-    }[item.kind]
-    return Problem(
-        f"trace-{item.kind}",
-        subject,
-        what,
-        "Where its elements land cannot be proven, so it is not sent; report the architecture.",
-    )
 
 
 def _unconsumed(
