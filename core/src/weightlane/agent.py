@@ -13,12 +13,14 @@ import msgspec
 
 from weightlane.adapter_collector import AdapterCollector
 from weightlane.adapter_swap import AdapterSwap, replaces_in_place
-from weightlane.agent_state import Attached, BaseState, OpenSync
+from weightlane.agent_admission import require_plan, require_residency
+from weightlane.agent_receive import bucket_by_value, open_ring, require_disk, require_folder, require_ring
+from weightlane.agent_state import Attached, BaseState, OpenSync, require_open
+from weightlane.agent_trace import KeptTables
 from weightlane.agent_turns import Turns
 from weightlane.attach_check import attach_problems
-from weightlane.buckets import slot_sizes
 from weightlane.engine_agent import released_by, why_not_whole
-from weightlane.errors import NotServableError, PlanError, ProtocolError, SyncError
+from weightlane.errors import NotServableError, PlanError, SyncError
 from weightlane.failures import failure_of
 from weightlane.messages import (
     AgentReply,
@@ -39,6 +41,7 @@ from weightlane.messages import (
     ReceiveDisk,
     ReceivePlan,
     ReceiveReport,
+    Trace,
     decode,
     encode,
 )
@@ -77,6 +80,7 @@ class WorkerAgent:
         self._base = BaseState()
         self._swap = AdapterSwap()
         self._turns = Turns(origin)
+        self._tables = KeptTables(origin)
 
     @property
     def held_version(self) -> int | None:
@@ -116,7 +120,7 @@ class WorkerAgent:
 
     def _answer(self, request: AgentRequest) -> AgentReply:
         match request:
-            case Describe() | GetResidency():
+            case Describe() | GetResidency() | Trace():
                 return self._tell(request)
             case Attach():
                 return self._attach(request.plan)
@@ -151,9 +155,11 @@ class WorkerAgent:
         whole = not self._not_servable_cause and not why_not_whole(self._engine(backend))
         return msgspec.structs.replace(description, held_version=self._held_version, servable=whole)
 
-    def _tell(self, request: Describe | GetResidency) -> Described | WorkerResidency:
+    def _tell(self, request: Describe | GetResidency | Trace) -> AgentReply:
         if isinstance(request, Describe):
             return Described(self._describe(request.backend))
+        if isinstance(request, Trace):
+            return self._tables.answer(self._engine(request.backend), request.backend, request.tensors)
         if self._worker is None:  # nobody has asked this process yet which worker it is
             self._describe(request.backend)
         engine = self._engine(request.backend)
@@ -177,21 +183,8 @@ class WorkerAgent:
         problems = attach_problems(plan, description, engine, self._base, others, receiver=self._origin)
         if problems:
             raise PlanError(problems, lane=plan.lane)
-        attached = Attached(plan, base_writes=self._base.writes)
-        if plan.transport == "shm":
-            from weightlane.ring import RingReader
-
-            path = plan.ring.get(description.worker)
-            if path is None:
-                raise ProtocolError(
-                    f"The plan of lane {plan.lane} has no ring for worker {description.worker}.",
-                    f"It has rings for workers {sorted(plan.ring)}.",
-                )
-            attached.ring = RingReader(path, slot_sizes(plan.buckets))
-        if plan.transport == "disk":
-            from weightlane.transports.disk_reader import require_lane_folder
-
-            require_lane_folder(plan.folder)
+        attached = Attached(plan, open_ring(plan, description.worker), self._base.writes)
+        require_folder(plan)
         self._detach(plan.lane)
         self._drop_abandoned()
         self._swap.take_over(plan, self._attached)
@@ -202,12 +195,7 @@ class WorkerAgent:
         self._admit(request)
         attached = self._attached[request.lane]
         attached.require_newer(request.sync)
-        ring = attached.ring
-        if ring is None:
-            raise ProtocolError(
-                f"Lane {request.lane} has no ring on this worker.", "Its transport is not shm."
-            )
-        from weightlane.packing import unpack_bucket
+        ring = require_ring(attached)
         from weightlane.ring_beat import beating
 
         ring.begin(request.sync)
@@ -223,11 +211,8 @@ class WorkerAgent:
                     )
                     opened = opened or self._open_sync(request.lane, request.sync, request.version)
                     opened.wait_seconds += waited
-                    if opened.digest:
-                        opened.digest.update(memory, layout)
-                    views = unpack_bucket(bucket, layout, attached.plan.tensors)
-                    self._load(opened, layout, views)
-                    del views, bucket, memory
+                    self._arrived(opened, layout, bucket, memory)
+                    del bucket, memory
                     ring.release(layout, sync=request.sync)
                 return self._finish(self._require_open(request.lane, request.sync, None))
         except Exception as error:
@@ -238,12 +223,7 @@ class WorkerAgent:
 
     def _receive_disk(self, request: ReceiveDisk) -> ReceiveReport:
         self._admit(request)
-        plan = self._attached[request.lane].plan
-        if plan.transport != "disk":
-            raise ProtocolError(
-                f"Lane {request.lane} has no folder on this worker.", f"Its transport is {plan.transport}."
-            )
-        from weightlane.packing import unpack_bucket
+        plan = require_disk(self._attached[request.lane])
         from weightlane.transports.disk_reader import VersionReader
 
         with VersionReader(plan, request) as version:
@@ -252,32 +232,16 @@ class WorkerAgent:
                 for layout in plan.buckets:
                     bucket, memory, waited = version.read(layout)
                     opened.wait_seconds += waited
-                    if opened.digest:
-                        opened.digest.update(memory, layout)
-                    self._load(opened, layout, unpack_bucket(bucket, layout, plan.tensors))
+                    self._arrived(opened, layout, bucket, memory)
                 return self._finish(self._require_open(request.lane, request.sync, None))
             except Exception as error:
                 self._blame(request.lane, request.sync, error)
                 raise
 
     def _load_inline(self, request: LoadInline) -> None:
-        import torch
-
-        from weightlane.packing import unpack_bucket
-
         opened = self._require_open(request.lane, request.sync, request.bucket)
         layout = opened.plan.buckets[request.bucket]
-        if len(request.payload) != layout.nbytes:
-            raise ProtocolError(
-                f"Bucket {request.bucket} of sync {request.sync} has {len(request.payload)} bytes.",
-                f"The plan says {layout.nbytes}.",
-            )
-        # bytearray: torch wants writable memory, and a loader may keep what it was given.
-        memory = bytearray(request.payload)
-        bucket = torch.frombuffer(memory, dtype=torch.uint8) if memory else torch.empty(0).byte()
-        if opened.digest:
-            opened.digest.update(memoryview(memory), layout)
-        self._load(opened, layout, unpack_bucket(bucket, layout, opened.plan.tensors))
+        self._arrived(opened, layout, *bucket_by_value(request, layout))
 
     def _publish(self, request: Publish) -> AgentReply:
         if self._verified != (request.lane, request.sync, request.version):
@@ -328,38 +292,10 @@ class WorkerAgent:
         return self._engines[backend]
 
     def _admit(self, request: Receive | BeginInline | CheckResidency | ReceiveDisk) -> None:
-        """Residency, checked before the first write (invariant 4)."""
-        attached = self._attached.get(request.lane)
-        if attached is None or attached.plan.plan_digest != request.plan_digest:
-            held = "none" if attached is None else attached.plan.plan_digest
-            raise SyncError(
-                f"{self._origin} does not hold plan {request.plan_digest} of lane {request.lane} (it holds "
-                f"{held}).",
-                "The engine was restarted, or another controller attached since the sync began.",
-                "Sync again: the next sync gives it the plan anew.",
-            )
-        incarnation = self._engine(attached.plan.backend).current_incarnation()
+        attached = require_plan(self._attached.get(request.lane), request, self._origin)
+        engine = self._engine(attached.plan.backend)
         planned = request.incarnation.get(self._number)
-        if planned != incarnation:
-            raise SyncError(
-                f"{self._origin} is incarnation {incarnation}, the plan was made for {planned}.",
-                "The engine or its model was made anew since the sync began.",
-                "Sync again: the next sync makes the plan with it anew.",
-            )
-        lost = why_not_whole(self._engine(attached.plan.backend))
-        if attached.plan.phase is Phase.ADAPTER and lost:
-            raise SyncError(
-                f"{self._origin} has no base for the adapter of lane {request.lane}.",
-                lost,
-                "Sync full weights first.",
-            )
-        if attached.plan.phase is Phase.ADAPTER and attached.base_writes != self._base.writes:
-            raise SyncError(
-                f"{self._origin} does not hold the base any more that the adapter of lane {request.lane} "
-                "was trained on.",
-                "Another lane has written its weights since connect.",
-                "Connect again.",
-            )
+        require_residency(attached, engine, self._base, planned=planned, origin=self._origin)
 
     def _open_sync(self, lane: str, sync: int, version: int) -> OpenSync:
         from weightlane.packing import WireDigest
@@ -375,20 +311,15 @@ class WorkerAgent:
         return self._open
 
     def _require_open(self, lane: str, sync: int, bucket: int | None) -> OpenSync:
-        opened = self._open
-        if opened is None or (opened.plan.lane, opened.sync) != (lane, sync):
-            raise ProtocolError(f"Sync {sync} of lane {lane} is not open on {self._origin}.")
-        expected = opened.next_bucket
-        if bucket is not None and bucket != expected:
-            raise ProtocolError(
-                f"Bucket {bucket} of sync {sync} came where bucket {expected} was due.",
-                "A message was lost or sent twice.",
-            )
-        if bucket is None and expected != len(opened.plan.buckets):
-            raise ProtocolError(
-                f"Sync {sync} was finished after {expected} of {len(opened.plan.buckets)} buckets."
-            )
-        return opened
+        return require_open(self._open, lane, sync, bucket, self._origin)
+
+    def _arrived(self, opened: OpenSync, layout: BucketLayout, bucket: Tensor, memory: memoryview) -> None:
+        """One bucket by value; nothing of it is held afterwards."""
+        from weightlane.packing import unpack_bucket
+
+        if opened.digest:
+            opened.digest.update(memory, layout)
+        self._load(opened, layout, unpack_bucket(bucket, layout, opened.plan.tensors))
 
     def _load(self, opened: OpenSync, layout: BucketLayout, tensors: list[tuple[str, Tensor]]) -> None:
         started = time.monotonic()
@@ -412,7 +343,7 @@ class WorkerAgent:
             # leaves this worker as it was.
             engine.begin(opened.version)
             opened.begun = True
-            self._not_servable_cause = _begun(opened)
+            self._not_servable_cause = opened.begun_cause
             self._base.written()
             self._swap.drop_all()
         if tensors:
@@ -422,7 +353,7 @@ class WorkerAgent:
         """The one call with the whole adapter, after the last bucket, be that empty."""
         tensors = collector.whole([wire.name for wire in opened.plan.tensors])
         if replaces_in_place(opened.plan):
-            self._not_servable_cause = _begun(opened)
+            self._not_servable_cause = opened.begun_cause
         opened.binding = self._swap.load(
             self._engine(opened.plan.backend), opened.plan, tensors, opened.version
         )
@@ -463,7 +394,3 @@ class WorkerAgent:
             self._not_servable_cause = (
                 f"An adapter that was never published could not be removed: {type(error).__name__}: {error}"
             )
-
-
-def _begun(opened: OpenSync) -> str:
-    return f"Sync {opened.sync} (version {opened.version}) has begun and is not published."

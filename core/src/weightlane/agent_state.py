@@ -81,6 +81,11 @@ class OpenSync:
     wait_seconds: float = 0.0
     load_seconds: float = 0.0
 
+    @property
+    def begun_cause(self) -> str:
+        """Why this worker does not serve from the first write on, until this sync is published."""
+        return f"Sync {self.sync} (version {self.version}) has begun and is not published."
+
     def report(self, worker: int) -> ReceiveReport:
         """What worker `worker` tells the controller of this sync."""
         return ReceiveReport(
@@ -95,3 +100,24 @@ class OpenSync:
             load_seconds=self.load_seconds,
             adapter=self.binding,
         )
+
+
+def require_open(opened: OpenSync | None, lane: str, sync: int, bucket: int | None, origin: str) -> OpenSync:
+    """The open sync, if it is this one and this bucket is due; with bucket None, if all have come.
+
+    Raises:
+        ProtocolError: another sync is open, or none, or a bucket was lost or sent twice.
+    """
+    if opened is None or (opened.plan.lane, opened.sync) != (lane, sync):
+        raise ProtocolError(f"Sync {sync} of lane {lane} is not open on {origin}.")
+    expected = opened.next_bucket
+    if bucket is not None and bucket != expected:
+        raise ProtocolError(
+            f"Bucket {bucket} of sync {sync} came where bucket {expected} was due.",
+            "A message was lost or sent twice.",
+        )
+    if bucket is None and expected != len(opened.plan.buckets):
+        raise ProtocolError(
+            f"Sync {sync} was finished after {expected} of {len(opened.plan.buckets)} buckets."
+        )
+    return opened

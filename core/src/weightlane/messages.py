@@ -18,6 +18,7 @@ from weightlane.failures import Failure
 from weightlane.lane_owner import LaneOwner
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
+from weightlane.trace.table import PlacementTable, Untraced
 from weightlane.types import Phase
 
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -70,6 +71,16 @@ class GetResidency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
     backend: str
     lane: str
+
+
+class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="trace"):
+    """Ask a worker where its loader would put `tensors`, which have canonical names and full shapes.
+
+    Writes nothing. Answered by `Traced`, or by `Untraced` where the loader cannot be run without data.
+    """
+
+    backend: str
+    tensors: tuple[WireTensor, ...]
 
 
 class Attach(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="attach"):
@@ -172,6 +183,7 @@ class Detach(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="detac
 AgentRequest: TypeAlias = (
     Describe
     | GetResidency
+    | Trace
     | Attach
     | Receive
     | BeginInline
@@ -191,6 +203,12 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="de
     """Answer to `Describe`."""
 
     description: WorkerDescription
+
+
+class Traced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="traced"):
+    """Answer to `Trace`. The worker keeps the table for as long as its incarnation stands."""
+
+    table: PlacementTable
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
@@ -219,7 +237,7 @@ class ReceiveReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     adapter: AdapterBinding | None = None
 
 
-AgentReply: TypeAlias = Described | WorkerResidency | Done | ReceiveReport | Failure
+AgentReply: TypeAlias = Described | WorkerResidency | Traced | Untraced | Done | ReceiveReport | Failure
 
 # controller -> front -----------------------------------------------------------------------------------
 

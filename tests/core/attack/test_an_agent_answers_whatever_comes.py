@@ -36,6 +36,7 @@ TYPED = {
 REQUESTS: list[m.AgentRequest] = [
     m.Describe("fake"),
     m.GetResidency("fake", "lane-1"),
+    m.Trace("fake", plan().tensors),
     m.Attach(plan()),
     m.Attach(plan(transport="shm", ring={0: "/nowhere"})),
     m.Attach(plan(transport="disk", folder="/nowhere")),
@@ -135,6 +136,7 @@ def full_sync() -> list[m.AgentRequest]:
 ADAPTER_REQUESTS: list[m.AgentRequest] = [
     m.Describe("fake"),
     m.GetResidency("fake", "lane-1"),
+    m.Trace("fake", adapters.plan().tensors),
     m.Attach(adapters.plan()),
     m.Attach(adapters.plan("paused")),
     m.Attach(adapters.plan(transport="shm", ring={0: "/nowhere"})),

@@ -25,6 +25,16 @@ from weightlane.plan import LanePlan, ReplicaPlan
 from weightlane.program import AgentMove, EngineCall, MemoryCalls, Program, RequestMove, TrainerLifecycle
 from weightlane.receiver import ExpectedTensor, LiveTensor, NameEntry, WorkerDescription
 from weightlane.residency import WorkerResidency
+from weightlane.trace.table import (
+    Fill,
+    Obstacle,
+    Placement,
+    PlacementTable,
+    TableKey,
+    TracedSource,
+    TracedTarget,
+    Untraced,
+)
 from weightlane.types import Mode, Phase, TransportName
 
 Expected: TypeAlias = "tuple[msgspec.Struct, Any]"
@@ -73,6 +83,19 @@ DESCRIPTION = WorkerDescription(
     packed={"qkv_proj": ("q_proj", "k_proj")},
     renames={"model.": "language_model."},
     facts=FACTS,
+)
+TABLE = PlacementTable(
+    TableKey("acme", "1", "AcmeForCausalLM", 1, 12, 2, 3, 2, lora=True),
+    "base_layer",
+    (TracedSource("a", "a.base_layer", (2, 3), "bfloat16"), TracedSource("b", "b", (), "float32")),
+    (
+        TracedTarget("w.a", (4, 3), (3, 1), "float32", "parameter", 0, aliases=("v.a",)),
+        TracedTarget("w.b", (), (), "float32", "buffer", 0, 12, owned="it is made", form="checkpoint"),
+    ),
+    (Placement(0, 0, 0, 3, ((6, 1, 1),), ("float16", "float32")), Placement(1, 1, 0, 0, ())),
+    (Fill(0, 9, ((3, 1),), 0.5),),
+    (Obstacle("computed", "aten.exp", ("a",), ("w.a",), "it is negated"),),
+    0.25,
 )
 REPORT = m.ReceiveReport(1, 3, 4, 2, 16, 2, "0123", 0.5, 0.25)
 FAILURE = Failure(
@@ -161,6 +184,7 @@ SYNCED = lm.SyncReport(
 AGENT_REQUESTS: tuple[m.AgentRequest, ...] = (
     m.Describe("acme"),
     m.GetResidency("acme", "lane-1"),
+    m.Trace("acme", WIRES),
     m.Attach(PLAN),
     m.Attach(ADAPTER_PLAN),
     m.Receive("lane-1", "d1", 3, 4, {0: "i", 1: "j"}, 5.0, 6.5),
@@ -179,6 +203,8 @@ AGENT_REQUESTS: tuple[m.AgentRequest, ...] = (
 AGENT_REPLIES: tuple[m.AgentReply, ...] = (
     m.Described(DESCRIPTION),
     WorkerResidency(1, "i", "d1", 4, servable=False, cause="it sleeps", released=("weights",)),
+    m.Traced(TABLE),
+    Untraced("it has no loader"),
     m.Done(1),
     REPORT,
     msgspec.structs.replace(REPORT, adapter=BINDING),

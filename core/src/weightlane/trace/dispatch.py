@@ -297,6 +297,11 @@ class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._dispatcher = dispatcher
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch would wrap the method below against its compiler, whose import takes two seconds."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,

@@ -122,8 +122,8 @@ class Obstacle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail: str = ""
 
 
-class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a replica has no table, in one sentence; a plan shows it beside its coverage."""
+class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="untraced"):
+    """Why a worker or a replica has no table, in one sentence; a plan shows it beside its coverage."""
 
     reason: str
 
