@@ -15,9 +15,14 @@ _T = TypeVar("_T")
 
 
 def call_agents(
-    endpoint: EngineEndpoint, request: AgentRequest, kind: type[_T], *, workers: int, seconds: float
+    endpoint: EngineEndpoint,
+    request: AgentRequest,
+    kind: type[_T] | tuple[type[_T], ...],
+    *,
+    workers: int,
+    seconds: float,
 ) -> list[_T]:
-    """One answer per worker, in worker order.
+    """One answer per worker, in worker order; `kind` is what each must be, or several that it may be.
 
     Raises:
         WeightlaneError: the first worker's failure, as the typed error it was.
@@ -30,15 +35,16 @@ def call_agents(
             f"The plan knows {workers} workers.",
             "The engine was restarted with another size; connect again.",
         )
+    kinds = kind if isinstance(kind, tuple) else (kind,)
     answers: list[_T] = []
     for worker, data in enumerate(replies):
         reply: AgentReply = decode(data, AgentReply, sender=f"worker {worker} of {endpoint.address}")
         if isinstance(reply, Failure):
             raise error_of(reply)
-        if not isinstance(reply, kind):
+        if not isinstance(reply, kinds):
             raise ProtocolError(
                 f"Worker {worker} of {endpoint.address} answered {type(request).__name__} with "
-                f"{type(reply).__name__}, not {kind.__name__}."
+                f"{type(reply).__name__}, not {' or '.join(item.__name__ for item in kinds)}."
             )
         answers.append(reply)
     return answers

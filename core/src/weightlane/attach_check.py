@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from weightlane.adapter_check import check_adapter_plan
 from weightlane.errors import Problem
 from weightlane.plan_check import check_against_expected, check_layout
@@ -36,7 +38,8 @@ def attach_problems(
     malformed = check_layout(plan) or unreadable_dtypes(plan.tensors)
     problems: list[Problem] = []
     if plan.phase is not Phase.ADAPTER:
-        problems += check_against_expected(plan.tensors, description.expected, receiver=receiver)
+        named = [replace(item, name=plan.canonical.get(item.name, item.name)) for item in plan.tensors]
+        problems += check_against_expected(named, description.expected, receiver=receiver)
     elif not base.whole:
         what = "a sync of full weights left it half-written, and an adapter would be put on that"
         problems.append(Problem("residency", receiver, what, "Sync full weights until it succeeds."))

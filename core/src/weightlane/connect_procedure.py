@@ -17,7 +17,14 @@ from weightlane.control import CONTROLLER, RankPlace
 from weightlane.errors import ExportError, PlanError, Problem, WeightlaneError
 from weightlane.lane_messages import Go, Joined, Planned, Ready, RingPlace
 from weightlane.membership import Membership, close_rings, open_rings
-from weightlane.planning import EXPORT_CAPABILITIES, MODE_PHASES, PlanRequest, make_plan, open_replicas
+from weightlane.planning import (
+    EXPORT_CAPABILITIES,
+    MODE_PHASES,
+    PlanRequest,
+    make_plan,
+    map_replicas,
+    open_replicas,
+)
 from weightlane.registry import get_registry
 from weightlane.rejoin import PlanBasis
 from weightlane.selection import select
@@ -171,6 +178,7 @@ class ConnectProcedure:
         )
         self._replicas = open_replicas(self._registry, request)
         parts = tuple(item.manifest for item in joined)
+        self._replicas = map_replicas(self._registry, request, parts, self._replicas)
         plan = make_plan(self._registry, request, parts, self._replicas)
         self._basis = PlanBasis(self._registry, request, parts, self._replicas)
         return Planned(plan, tuple(item.place for item in joined))

@@ -43,7 +43,8 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `ring` maps a worker number to the path of the ring that it reads (transport `shm` only), `folder` is the
     lane's folder (transport `disk` only). `adapter` is there in phase ADAPTER alone. `owner` is the
-    controller's process, where it is known.
+    controller's process, where it is known. `canonical` maps a name that travels to the checkpoint's own,
+    where the two differ.
     """
 
     lane: str
@@ -58,6 +59,7 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase: Phase = Phase.FULL
     adapter: AdapterPlan | None = None
     owner: LaneOwner | None = None
+    canonical: dict[str, str] = {}
 
 
 class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="describe"):

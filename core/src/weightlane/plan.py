@@ -13,6 +13,7 @@ from weightlane.messages import ReceivePlan, WireTensor
 from weightlane.program import AgentMove, Program, TrainerLifecycle
 from weightlane.receiver import NameEntry
 from weightlane.schedule import Schedule, make_schedule
+from weightlane.trace.figures import TraceFigures
 from weightlane.types import Coverage, MemoryTag, MissingPolicy, Mode, Phase, TransportName, VerifyLevel
 
 
@@ -21,7 +22,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `peers[i]` is the trainer rank that feeds worker i. `evidence` and `notes` are what selection saw.
     `adapter` is how this engine takes the manifest's adapter, in phase ADAPTER.
-    `stamps_version`: the engine marks what it generates with the version that made it.
+    `stamps_version`: the engine marks what it generates with the version that made it. `coverage_reason` says
+    why coverage is not proven, `trace` what was seen where it is.
     """
 
     replica: int
@@ -40,11 +42,25 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     program: Program
     adapter: AdapterExpression | None = None
     stamps_version: bool = False
+    coverage_reason: str = ""
+    trace: TraceFigures | None = None
 
     @property
     def generation(self) -> GenerationDuringSync:
         """What a front does with generation during a sync."""
         return self.adapter.generation if self.adapter else "held"
+
+    @property
+    def decided(self) -> ReplicaPlan:
+        """Without what may differ when the same is decided again: incarnations, and how long a trace took."""
+        trace = self.trace.timeless if self.trace else None
+        return msgspec.structs.replace(self, incarnations={}, trace=trace)
+
+    @property
+    def coverage_told(self) -> str:
+        """Coverage in words: `proven` with the figures of the trace, else with why it is not."""
+        more = str(self.trace) if self.trace else self.coverage_reason
+        return f"{self.coverage}: {more}" if more else self.coverage
 
     @property
     def has_agent(self) -> bool:
@@ -80,7 +96,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Incarnations are left out: they are residency, which each sync asks for, and not what was decided at
         connect. A replica that comes back thus leaves the plans that the others hold as they are.
         """
-        decided = tuple(msgspec.structs.replace(replica, incarnations={}) for replica in self.replicas)
+        decided = tuple(replica.decided for replica in self.replicas)
         return xxhash.xxh3_64_hexdigest(
             msgspec.msgpack.encode(msgspec.structs.replace(self, replicas=decided))
         )
@@ -148,6 +164,11 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             phase=self.phase,
             adapter=AdapterPlan(config, expression, self.manifest.base) if config and expression else None,
             owner=this_process(),
+            canonical={
+                entry.wire: entry.canonical
+                for entry in self.entries
+                if not entry.dropped and entry.wire != entry.canonical
+            },
         )
 
     def __str__(self) -> str:
@@ -172,7 +193,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
             lines.append(f"    backend {replica.backend} ({replica.distribution}), era {replica.era}")
             lines.extend(f"    evidence: {line}" for line in replica.evidence)
-            lines.append(f"    transport {replica.transport.value}: {feeds}; coverage {replica.coverage}")
+            lines.append(f"    transport {replica.transport.value}: {feeds}")
+            lines.append(f"    coverage {replica.coverage_told}")
             if replica.transport is TransportName.DISK:
                 folder = self.folder or "a new private temporary folder of rank 0, removed at close"
                 lines.append(f"    folder: {folder}")

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from weightlane.adapter_check import check_adapter_tensors
 from weightlane.adapter_planning import express_adapter, naming_problems
 from weightlane.buckets import lay_out_buckets
 from weightlane.contexts import (
     BuildRequestsContext,
     EndpointContext,
-    MapNamesContext,
     TrainerLifecycleContext,
 )
-from weightlane.errors import PlanError, Problem, near_names
+from weightlane.errors import PlanError, Problem
 from weightlane.manifest import Manifest, RankManifest, merge_rank_manifests
 from weightlane.peers import choose_transport, form_peers
 from weightlane.plan import LanePlan, ReplicaPlan, wire_tensors
-from weightlane.plan_check import check_against_expected
 from weightlane.plan_problems import (
     disagreements,
-    dtype_problems,
-    duplicate_names,
     folder_problems,
     frame_problems,
     memory_problems,
-    tie_problems,
 )
 from weightlane.program import with_lifecycle
+from weightlane.replica_mapping import map_replica
 from weightlane.selection import select
 from weightlane.types import Capability, Mode, Phase
 
@@ -40,8 +35,9 @@ if TYPE_CHECKING:
     from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
     from weightlane.program import Program, TrainerLifecycle
-    from weightlane.receiver import NameEntry, WorkerDescription
+    from weightlane.receiver import WorkerDescription
     from weightlane.registry import Registry, Selected
+    from weightlane.replica_mapping import MappedReplica
     from weightlane.types import MemoryTag, MissingPolicy, TransportName, VerifyLevel
 
 MODE_PHASES: dict[Mode, Phase] = {
@@ -53,11 +49,6 @@ EXPORT_CAPABILITIES: dict[Mode, Capability] = {
     Mode.FULL: Capability.EXPORT_FULL,
     Mode.MERGED: Capability.EXPORT_MERGED,
     Mode.ADAPTER: Capability.EXPORT_ADAPTER,
-}
-_RECEIVE: dict[Mode, Capability] = {
-    Mode.FULL: Capability.RECEIVE_FULL,
-    Mode.MERGED: Capability.RECEIVE_MERGED,
-    Mode.ADAPTER: Capability.RECEIVE_ADAPTER,
 }
 
 
@@ -82,13 +73,18 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenReplica:
-    """A replica that answered: its endpoint, what was selected for it and what its workers say."""
+    """A replica that answered: its endpoint, what was selected for it and what its workers say.
+
+    `mapped` is where its loaders put the export, once they were asked; it is asked of a replica once, so that
+    a plan can be made again while another replica does not answer.
+    """
 
     number: int
     endpoint: EngineEndpoint
     selected: Selected
     facts: EngineFacts
     workers: tuple[WorkerDescription, ...]
+    mapped: MappedReplica | None = None
 
 
 def open_replicas(registry: Registry, request: PlanRequest) -> tuple[OpenReplica, ...]:
@@ -123,31 +119,53 @@ def open_replica(registry: Registry, request: PlanRequest, number: int) -> OpenR
         raise
 
 
+def map_replicas(
+    registry: Registry, request: PlanRequest, parts: Sequence[RankManifest], replicas: Sequence[OpenReplica]
+) -> tuple[OpenReplica, ...]:
+    """The replicas, each asked where its loaders put the export unless it was asked before.
+
+    Manifests that do not agree are left for `make_plan` to refuse.
+
+    Raises:
+        WeightlaneError: an engine that was asked for its tables and failed.
+    """
+    manifest, _ = merge_rank_manifests(parts)
+    if manifest is None:
+        return tuple(replicas)
+    return tuple(
+        replica
+        if replica.mapped is not None
+        else replace(replica, mapped=map_replica(registry, request, manifest, replica))
+        for replica in replicas
+    )
+
+
 def make_plan(
     registry: Registry, request: PlanRequest, parts: Sequence[RankManifest], replicas: Sequence[OpenReplica]
 ) -> LanePlan:
-    """The plan, or a PlanError with every problem found; nothing is sent here."""
+    """The plan, or a PlanError with every problem found; nothing is sent here.
+
+    Replicas that were not asked yet where their loaders put the export are asked now.
+    """
     manifest, found = merge_rank_manifests(parts)
     if manifest is None:
         raise PlanError(found, lane=request.lane)
     problems: list[Problem] = []
     if not replicas:
         problems.append(Problem("replica", "rollout", "no replica was given to the controller"))
-    mapped: list[tuple[NameEntry, ...]] = []
-    for replica in replicas:
-        entries, replica_problems = _map_replica(registry, request, manifest, replica)
-        mapped.append(entries)
-        problems.extend(replica_problems)
+    mapped = [item.mapped or map_replica(registry, request, manifest, item) for item in replicas]
+    for item in mapped:
+        problems.extend(item.problems)
     if problems:
         raise PlanError(_once(problems), lane=request.lane)
-    entries = mapped[0]
-    problems.extend(disagreements(mapped, replicas))
+    entries = mapped[0].entries
+    problems.extend(disagreements([item.entries for item in mapped], replicas))
     shapes = {spec.name: spec.shape for spec in manifest.tensors}
     tensors = wire_tensors(entries, shapes)
     buckets = lay_out_buckets(tensors, bucket_bytes=request.bucket_bytes)
     problems.extend(folder_problems(request.transport, request.folder, entries, tensors))
     plans: list[ReplicaPlan] = []
-    for replica in replicas:
+    for replica, item in zip(replicas, mapped, strict=True):
         transport = choose_transport(
             replica.selected.descriptor,
             replica.workers,
@@ -178,7 +196,7 @@ def make_plan(
         problems += frame_problems(program, buckets, tensors)
         problems += memory_problems(program, request.release, manifest.phase, replica)
         first = sum(len(plan.peers) for plan in plans)
-        plans.append(_replica_plan(replica, transport, program, expression, len(parts), first))
+        plans.append(_replica_plan(replica, item, transport, program, expression, len(parts), first))
     problems += naming_problems(plans)
     if problems:
         raise PlanError(_once(problems), lane=request.lane)
@@ -209,78 +227,9 @@ def _trainer_lifecycle(registry: Registry, request: PlanRequest, manifest: Manif
     return registry.call_plan_trainer_lifecycle(selected, context)
 
 
-def _map_replica(
-    registry: Registry, request: PlanRequest, manifest: Manifest, replica: OpenReplica
-) -> tuple[tuple[NameEntry, ...], list[Problem]]:
-    where = f"{replica.facts.engine} at {replica.endpoint.address}"
-    descriptor = replica.selected.descriptor
-    needed = _RECEIVE[request.mode]
-    if needed not in descriptor.capabilities:
-        return (), [
-            Problem(
-                "capability",
-                descriptor.name,
-                f"backend {descriptor.name} of {replica.selected.distribution} cannot receive mode "
-                f"{request.mode.value}",
-                f"It can: {', '.join(sorted(item.value for item in descriptor.capabilities))}.",
-            )
-        ]
-    problems: list[Problem] = []
-    per_worker = [
-        tuple(
-            registry.call_map_names(
-                replica.selected, MapNamesContext(descriptor, replica.facts, manifest, worker)
-            )
-        )
-        for worker in replica.workers
-    ]
-    entries = per_worker[0]
-    names = [spec.name for spec in manifest.tensors]
-    if [entry.canonical for entry in entries] != names:
-        return (), [
-            Problem(
-                "map-names",
-                descriptor.name,
-                f"its map has {len(entries)} entries for {len(names)} exported tensors, or another order",
-                f"Report this to {replica.selected.distribution}.",
-            )
-        ]
-    for worker, other in zip(replica.workers[1:], per_worker[1:], strict=True):
-        for mine, theirs in zip(entries, other, strict=True):
-            if (mine.wire, mine.dtype, mine.dropped) != (theirs.wire, theirs.dtype, theirs.dropped):
-                problems.append(
-                    Problem(
-                        "map-names",
-                        mine.canonical,
-                        f"worker {worker.worker} wants it otherwise than worker 0",
-                    )
-                )
-    sent = wire_tensors(entries, {spec.name: spec.shape for spec in manifest.tensors})
-    problems += duplicate_names(sent)
-    expected_tensors = replica.workers[0].expected
-    if manifest.adapter is None:
-        problems += check_against_expected(sent, expected_tensors, receiver=where)
-    else:
-        problems += check_adapter_tensors(sent, manifest.adapter, expected_tensors, receiver=where)
-    problems += dtype_problems(manifest, entries)
-    problems += tie_problems(manifest, entries, replica.workers[0].expected, where)
-    expected = {item.name for item in replica.workers[0].expected}
-    for entry in entries:
-        if not entry.dropped and not entry.targets and entry.rule == "unknown" and entry.wire in expected:
-            live = [tensor.name for tensor in replica.workers[0].live]
-            problems.append(
-                Problem(
-                    "no-target",
-                    entry.canonical,
-                    f"the checkpoint of {where} has it, but no live tensor takes it",
-                    near=near_names(entry.canonical, live),
-                )
-            )
-    return entries, problems
-
-
 def _replica_plan(
     replica: OpenReplica,
+    mapped: MappedReplica,
     transport: TransportName,
     program: Program,
     expression: AdapterExpression | None,
@@ -298,13 +247,15 @@ def _replica_plan(
         distribution=f"{selected.distribution} {selected.version}",
         evidence=selected.evidence,
         notes=selected.notes,
-        coverage="untraced",
+        coverage=mapped.coverage,
         transport=transport,
         incarnations={worker.worker: worker.incarnation for worker in replica.workers},
         peers=form_peers(transport, replica.workers, world_size, first=first),
         program=program,
         adapter=expression,
         stamps_version=Capability.WEIGHT_VERSION in selected.descriptor.capabilities,
+        coverage_reason=mapped.reason,
+        trace=mapped.figures,
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from weightlane.errors import PlanError, Problem
 from weightlane.lane_messages import Rejoining
-from weightlane.planning import OpenReplica, make_plan, open_replica
+from weightlane.planning import OpenReplica, make_plan, map_replicas, open_replica
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SAME = (
     *("engine", "engine_version", "backend", "distribution", "transport", "peers", "program"),
-    *("adapter", "stamps_version"),
+    *("adapter", "stamps_version", "coverage"),
 )
 _FIX = "Restart it with the model, size and version that it had, or close the lane and connect again."
 
@@ -43,11 +43,24 @@ class PlanBasis:
     replicas: tuple[OpenReplica, ...]
 
     def reopen(self, number: int) -> OpenReplica:
-        """The replica as it is now. An engine object of this process keeps its handle."""
+        """The replica as it is now, asked anew. An engine object of this process keeps its handle.
+
+        Raises:
+            WeightlaneError: it does not answer, no backend fits it, or it failed when it was asked.
+        """
         before = self.replicas[number]
-        if self.request.targets[number].handle is None:
-            return open_replica(self.registry, self.request, number)
-        return replace(before, workers=before.endpoint.describe_workers(before.selected.reference))
+        if self.request.targets[number].handle is not None:
+            workers = before.endpoint.describe_workers(before.selected.reference)
+            return self._mapped(replace(before, workers=workers, mapped=None))
+        opened = open_replica(self.registry, self.request, number)
+        try:
+            return self._mapped(opened)
+        except BaseException:
+            opened.endpoint.close()
+            raise
+
+    def _mapped(self, replica: OpenReplica) -> OpenReplica:
+        return map_replicas(self.registry, self.request, self.parts, (replica,))[0]
 
     def with_returned(self, returned: Sequence[OpenReplica]) -> PlanBasis:
         """The basis with these replicas in place of those they were."""
@@ -116,7 +129,7 @@ def _head(replica: ReplicaPlan) -> Problem:
 
 
 def _differences(before: ReplicaPlan, now: ReplicaPlan) -> list[Problem]:
-    return [
+    problems = [
         Problem(
             "rejoin",
             before.address,
@@ -127,3 +140,15 @@ def _differences(before: ReplicaPlan, now: ReplicaPlan) -> list[Problem]:
         for name in _SAME
         if getattr(before, name) != getattr(now, name)
     ]
+    if before.trace and now.trace and before.trace.digests != now.trace.digests:
+        problems.append(
+            Problem(
+                "rejoin",
+                before.address,
+                f"replica {before.replica} was started anew, and its loaders place elements otherwise: "
+                f"{now.trace} (table {', '.join(now.trace.digests)}); the plan was made for {before.trace} "
+                f"(table {', '.join(before.trace.digests)})",
+                _FIX,
+            )
+        )
+    return problems

@@ -51,7 +51,7 @@ def test_every_transport_carries_one_manifest_and_one_digest(ran: list[RankOutco
 
 def test_the_plan_says_where_it_writes(ran: list[RankOutcome]) -> None:
     (step,) = steps_named(ran, "replicated over disk")
-    assert "transport disk: rank 0 -> worker 0; coverage untraced" in step.facts["plan"]
+    assert "transport disk: rank 0 -> worker 0\n    coverage proven: " in step.facts["plan"]
     assert "folder: a new private temporary folder of rank 0, removed at close" in step.facts["plan"]
 
 

@@ -134,7 +134,7 @@ class ReferenceEngine:
             SyncTimeoutError: a generation still ran after `timeout_seconds`; nothing was released.
             EngineError: an unknown tag, or one that is released already.
         """
-        with self._between_generations(f"release of {', '.join(tags)}", timeout_seconds):
+        with self.between_generations(f"release of {', '.join(tags)}", timeout_seconds):
             self.memory.release(tags, self.worker.synced_tensors())
 
     def wake(self, tags: Sequence[str] = TAGS, *, timeout_seconds: float = _FENCE_WAIT_SECONDS) -> None:
@@ -143,7 +143,7 @@ class ReferenceEngine:
         Raises:
             EngineError: an unknown tag, or one that is not released.
         """
-        with self._between_generations(f"resume of {', '.join(tags)}", timeout_seconds):
+        with self.between_generations(f"resume of {', '.join(tags)}", timeout_seconds):
             self.memory.resume(tags)
 
     def fence(self, version: int) -> None:
@@ -152,7 +152,7 @@ class ReferenceEngine:
         Raises:
             SyncTimeoutError: a generation still ran after a minute; nothing was fenced.
         """
-        with self._between_generations(f"Version {version}"):
+        with self.between_generations(f"Version {version}"):
             self._writing = version
 
     def unfence(self, version: int) -> None:
@@ -162,21 +162,26 @@ class ReferenceEngine:
 
     def load_adapter(self, load: AdapterLoad) -> AdapterBinding:
         """Holds an adapter beside what serves; see `AdapterShelf.load`."""
-        with self._between_generations(f"Adapter {load.ref.name}"):
+        with self.between_generations(f"Adapter {load.ref.name}"):
             return self._adapters.load(load)
 
     def serve_adapter(self, slot: str) -> None:
         """Generates with this adapter from the next request on, and stamps its version."""
-        with self._between_generations(f"Adapter slot {slot}"):
+        with self.between_generations(f"Adapter slot {slot}"):
             self._version = self._adapters.serve(slot).version
 
     def remove_adapter(self, slot: str) -> None:
         """Frees an adapter slot."""
-        with self._between_generations(f"Adapter slot {slot}"):
+        with self.between_generations(f"Adapter slot {slot}"):
             self._adapters.remove(slot)
 
     @contextmanager
-    def _between_generations(self, what: str, seconds: float | None = None) -> Iterator[None]:
+    def between_generations(self, what: str, seconds: float | None = None) -> Iterator[None]:
+        """Runs the block while nothing is generated; `what` waits, for messages, a minute if not told.
+
+        Raises:
+            SyncTimeoutError: a generation still ran then.
+        """
         seconds = _FENCE_WAIT_SECONDS if seconds is None else seconds
         if not self._busy.acquire(timeout=seconds):
             raise SyncTimeoutError(

@@ -110,7 +110,7 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
 
 @hookimpl
 def weightlane_map_names(context: MapNamesContext) -> list[NameEntry]:
-    """Canonical names are this engine's own: exact, or dropped because tied, or unknown.
+    """Where the worker's loader was seen to put it; else canonical names, which are this engine's own.
 
     An adapter's matrices go to the module that they name, in the dtype of its weight.
     """
@@ -118,6 +118,12 @@ def weightlane_map_names(context: MapNamesContext) -> list[NameEntry]:
 
     if context.manifest.phase is Phase.ADAPTER:
         return _map_adapter(context)
+    if context.table is not None:
+        from weightlane.trace.asking import tied_away
+        from weightlane.trace.entries import entries_from_table
+
+        tied = tied_away(context.manifest, context.worker.expected)
+        return list(entries_from_table(context.manifest, context.table, tied))
     expected = {tensor.name: tensor for tensor in context.worker.expected}
     live = {tensor.name for tensor in context.worker.live}
     entries: list[NameEntry] = []

@@ -11,6 +11,7 @@ from weightlane.base_digest import base_problems, value_digests
 from weightlane.checkpoint import checkpoint_tensors_of_model
 from weightlane.errors import EngineError, Problem, SyncError, near_names
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
+from weightlane.trace.table import TableKey, TracedSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 
     from weightlane.adapter_engine import AdapterLoad
     from weightlane.adapters import AdapterBinding
-    from weightlane.messages import ReceivePlan
+    from weightlane.messages import ReceivePlan, WireTensor
     from weightlane.reference.engine import ReferenceEngine
+    from weightlane.trace.table import PlacementTable
+
+STYLE = "plain"
+"""This engine's names are the checkpoint's own."""
 
 
 class ReferenceWorker:
@@ -119,6 +124,38 @@ class ReferenceWorker:
         held = value_digests({name: live[self.live_names[name]] for name in self.live_names})
         receiver = f"the reference engine (process {os.getpid()})"
         return base_problems(trained_on, held, self._tied, receiver=receiver)
+
+    def trace(self, tensors: Sequence[WireTensor]) -> PlacementTable:
+        """Where `load_weights` puts each tensor; waits for a running generation, which needs the weights.
+
+        Raises:
+            SyncTimeoutError: a generation still ran after a minute.
+        """
+        from weightlane.trace.tracing import Receiver, trace_load
+
+        model = self._engine.model
+        facts = self._engine.facts()
+        key = TableKey(facts.engine, facts.version, type(model).__name__)
+        sources = [TracedSource(item.name, item.name, item.shape, item.dtype) for item in tensors]
+        # A sync may be open: what it has written so far is its own affair.
+        written, self._written = self._written, set()
+        try:
+            with self._engine.between_generations("A trace"):
+                return trace_load(
+                    Receiver(model, lambda pairs: self.load_weights(list(pairs)), key), sources, style=STYLE
+                )
+        finally:
+            self._written = written
+
+    def live_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the model by all of their names."""
+        model = self._engine.model
+        return dict(
+            (
+                *model.named_parameters(remove_duplicate=False),
+                *model.named_buffers(remove_duplicate=False),
+            )
+        )
 
     def begin(self, version: int) -> None:
         """Refuses generation from here until `publish`; waits for a running one."""
