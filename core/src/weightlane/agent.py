@@ -16,7 +16,7 @@ from weightlane.adapter_swap import AdapterSwap, replaces_in_place
 from weightlane.agent_admission import require_plan, require_residency
 from weightlane.agent_receive import bucket_by_value, open_ring, require_disk, require_folder, require_ring
 from weightlane.agent_state import Attached, BaseState, OpenSync, require_open
-from weightlane.agent_trace import KeptTables
+from weightlane.agent_trace import KeptTables, read_back
 from weightlane.agent_turns import Turns
 from weightlane.attach_check import attach_problems
 from weightlane.engine_agent import released_by, why_not_whole
@@ -183,7 +183,9 @@ class WorkerAgent:
         problems = attach_problems(plan, description, engine, self._base, others, receiver=self._origin)
         if problems:
             raise PlanError(problems, lane=plan.lane)
-        attached = Attached(plan, open_ring(plan, description.worker), self._base.writes)
+        table = self._tables.of_plan(plan, description.worker, description.incarnation)
+        ring = open_ring(plan, description.worker)
+        attached = Attached(plan, ring, self._base.writes, table=table)
         require_folder(plan)
         self._detach(plan.lane)
         self._drop_abandoned()
@@ -305,7 +307,8 @@ class WorkerAgent:
         plan = self._attached[lane].plan
         collector = AdapterCollector() if plan.phase is Phase.ADAPTER else None
         digest = WireDigest(plan.tensors) if plan.verify == "digest" else None
-        self._open = OpenSync(plan, sync, version, digest, collector)
+        check = self._attached[lane].read_back(self._origin)
+        self._open = OpenSync(plan, sync, version, digest, collector, read_back=check)
         self._last_opened = (lane, sync)
         self._verified = None
         return self._open
@@ -327,6 +330,8 @@ class WorkerAgent:
             if opened.collector is not None:
                 opened.collector.add(tensors)
             else:
+                if opened.read_back is not None:
+                    opened.read_back.arrived(tensors)
                 self._write(opened, tensors)
         except Exception as error:
             self._blame(opened.plan.lane, opened.sync, error)
@@ -366,10 +371,12 @@ class WorkerAgent:
                 self._load_adapter(opened, opened.collector)
             else:
                 self._engine(opened.plan.backend).finish(opened.version)
+                read_back(opened, self._engine(opened.plan.backend))
         except Exception as error:
             self._blame(opened.plan.lane, opened.sync, error)
             raise
         opened.load_seconds += time.monotonic() - started
+        self._attached[opened.plan.lane].was_read_back |= opened.equal is not None
         self._open = None
         self._verified = (opened.plan.lane, opened.sync, opened.version)
         return opened.report(self._number)

@@ -13,27 +13,40 @@ from weightlane.messages import ReceiveReport
 if TYPE_CHECKING:
     from weightlane.adapter_collector import AdapterCollector
     from weightlane.adapters import AdapterBinding
-    from weightlane.messages import ReceivePlan
+    from weightlane.messages import ReadBack, ReceivePlan
     from weightlane.packing import WireDigest
     from weightlane.ring import RingReader
+    from weightlane.trace.read_back import ReadBackCheck
+    from weightlane.trace.table import PlacementTable
 
 
 @dataclass(slots=True)
 class Attached:
     """A lane's plan on this worker, the ring it reads (`shm`), and the base that it was checked against.
 
-    `last_sync` is the last one that it has opened.
+    `last_sync` is the last one that it has opened, `table` that of the plan, where a sync is to be read back,
+    `was_read_back` whether one was.
     """
 
     plan: ReceivePlan
     ring: RingReader | None = None
     base_writes: int = 0
     last_sync: int = 0
+    table: PlacementTable | None = None
+    was_read_back: bool = False
 
     @property
     def abandoned(self) -> bool:
         """Whether its trainer was killed, as far as this worker can tell."""
         return self.ring.is_abandoned() if self.ring else is_gone(self.plan.owner)
+
+    def read_back(self, origin: str) -> ReadBackCheck | None:
+        """What the sync that opens now is to be read back with; None where it is not."""
+        if self.table is None or (self.was_read_back and self.plan.read_back == "first"):
+            return None
+        from weightlane.trace.read_back import ReadBackCheck
+
+        return ReadBackCheck(self.table, origin=origin)
 
     def require_newer(self, sync: int) -> None:
         """Raises ProtocolError for a sync that has been here: syncs of a lane count up."""
@@ -72,6 +85,8 @@ class OpenSync:
     digest: WireDigest | None
     collector: AdapterCollector | None = None
     binding: AdapterBinding | None = None
+    read_back: ReadBackCheck | None = None
+    equal: ReadBack | None = None
     started: float = field(default_factory=time.monotonic)
     begun: bool = False
     next_bucket: int = 0
@@ -99,6 +114,7 @@ class OpenSync:
             wait_seconds=self.wait_seconds,
             load_seconds=self.load_seconds,
             adapter=self.binding,
+            read_back=self.equal,
         )
 
 

@@ -9,14 +9,16 @@ import msgspec
 import xxhash
 
 from weightlane.engine_agent import TracesLoads
+from weightlane.errors import ProtocolError
 from weightlane.messages import Traced
 from weightlane.trace.table import Untraced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightlane.agent_state import OpenSync
     from weightlane.engine_agent import WorkerEngine
-    from weightlane.messages import WireTensor
+    from weightlane.messages import ReceivePlan, WireTensor
     from weightlane.trace.table import PlacementTable
 
 _MOST_KEPT = 4
@@ -47,14 +49,35 @@ class KeptTables:
             self._kept.popitem(last=False)
         return Traced(table)
 
-    def find(self, backend: str, incarnation: str, digest: str) -> PlacementTable | None:
-        """The table with this digest, if this incarnation made it."""
+    def of_plan(self, plan: ReceivePlan, worker: int, incarnation: str) -> PlacementTable | None:
+        """The table that the plan was made from for this worker; None where no sync is to be read back.
+
+        Raises:
+            ProtocolError: the plan names a table that this incarnation has not given, or has given up.
+        """
+        digest = plan.tables.get(worker)
+        if digest is None or plan.read_back == "never":
+            return None
         for (made_by, made_for, _), table in self._kept.items():
-            if (made_by, made_for) == (backend, incarnation) and table.digest() == digest:
+            if (made_by, made_for) == (plan.backend, incarnation) and table.digest() == digest:
                 return table
-        return None
+        raise ProtocolError(
+            f"{self._origin} does not hold table {digest}, from which lane {plan.lane} was planned.",
+            f"It keeps the last {_MOST_KEPT} that it was asked for in its life.",
+            "Connect again.",
+        )
 
 
 def sources_digest(tensors: Sequence[WireTensor]) -> str:
     """Sixteen hex digits over names, shapes and dtypes, in their order."""
     return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(tuple(tensors)))
+
+
+def read_back(opened: OpenSync, engine: WorkerEngine) -> None:
+    """After the engine's own processing, where this sync is to be read back: notes what was found equal.
+
+    Raises:
+        VerificationError: elements are not where they were written.
+    """
+    if opened.read_back is not None and isinstance(engine, TracesLoads):
+        opened.equal = opened.read_back.require_equal(engine.live_tensors())

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Literal
 
 from weightlane.bounds import DEFAULT_BOUNDS, Bounds
 from weightlane.buckets import DEFAULT_BUCKET_BYTES
-from weightlane.errors import EngineError, near_names
+from weightlane.errors import EngineError, UsageError, near_names
 from weightlane.specs import rollout, trainer
-from weightlane.types import MEMORY_TAGS, Mode, TransportName
+from weightlane.types import MEMORY_TAGS, READ_BACK_POLICIES, Mode, TransportName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from weightlane.lane import Lane
     from weightlane.specs import RolloutSpec, TrainerSpec
-    from weightlane.types import MemoryTag, MissingPolicy, VerifyLevel
+    from weightlane.types import MemoryTag, MissingPolicy, ReadBackPolicy, VerifyLevel
 
 __all__ = ["connect", "rollout", "trainer"]
 
@@ -36,6 +36,7 @@ def connect(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     missing_replicas: MissingPolicy = "fail",
     release: Collection[MemoryTag] = (),
+    read_back: ReadBackPolicy = "first",
     control: str | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
     locked: str | Path | None = None,
@@ -65,6 +66,11 @@ def connect(
         release: memory that rollout engines let go of while the lane needs room or has them sleep
             (`lane.sleep`): `kv_cache` is released around every sync, `weights` only by `sleep`. Fixed here,
             for the life of the lane, whatever happens later; only what was released is ever resumed.
+        read_back: when engine workers compare what they hold after a load with what was sent, through the
+            placement table that the plan was made from: the only check that sees an engine repack its weights
+            in place. `first`: at the first sync of the lane, and of a replica that came back. `always`: at
+            every sync. `never`. It costs the worker two hashes of its weights. Replicas without a table are
+            not compared, and refused with `always`.
         control: `tcp://host:port` of the control channel, equal on all ranks; None asks the store that
             `torch.distributed` was initialised with.
         bounds: every wait's limit.
@@ -104,6 +110,7 @@ def connect(
         folder=folder,
         lane=f"lane-{number}-{secrets.token_hex(3)}",
         locked=None if locked is None else Path(locked),
+        read_back=_read_back_policy(read_back),
     )
     procedure = ConnectProcedure(wishes, channel)
     try:
@@ -125,6 +132,17 @@ def _memory_tags(release: Collection[str]) -> tuple[MemoryTag, ...]:
             f"Use {near}." if near else "",
         )
     return tuple(tag for tag in MEMORY_TAGS if tag in release)
+
+
+def _read_back_policy(wanted: str) -> ReadBackPolicy:
+    for policy in READ_BACK_POLICIES:
+        if wanted == policy:
+            return policy
+    raise UsageError(
+        f"read_back={wanted!r} is unknown.",
+        f"It is one of {', '.join(READ_BACK_POLICIES)}.",
+        "Correct connect(...).",
+    )
 
 
 def _place_among_ranks() -> tuple[int, int]:

@@ -19,7 +19,7 @@ from weightlane.lane_owner import LaneOwner
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
 from weightlane.trace.table import PlacementTable, Untraced
-from weightlane.types import Phase
+from weightlane.types import Phase, ReadBackPolicy
 
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 """A bound of a wait. Infinity and NaN are refused: with them a wait would have no end."""
@@ -44,7 +44,8 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `ring` maps a worker number to the path of the ring that it reads (transport `shm` only), `folder` is the
     lane's folder (transport `disk` only). `adapter` is there in phase ADAPTER alone. `owner` is the
     controller's process, where it is known. `canonical` maps a name that travels to the checkpoint's own,
-    where the two differ.
+    where the two differ. `tables` names, per worker, the placement table that the plan was made from; with it
+    the worker reads back what it wrote, as often as `read_back` says.
     """
 
     lane: str
@@ -60,6 +61,8 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapter: AdapterPlan | None = None
     owner: LaneOwner | None = None
     canonical: dict[str, str] = {}
+    tables: dict[int, str] = {}
+    read_back: ReadBackPolicy = "first"
 
 
 class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="describe"):
@@ -219,12 +222,24 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
     worker: int
 
 
+class ReadBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker read back of one sync, all of it equal to what was sent.
+
+    `elements` were compared; `not_comparable` lie in tensors of which the engine keeps another form than it
+    loads, so that nothing can be said of them.
+    """
+
+    elements: int
+    not_comparable: int = 0
+
+
 class ReceiveReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="report"):
     """What one worker received and wrote in one sync.
 
     `tensors` and `nbytes` count what arrived, `loaded` what was handed to the engine's loader, `digest` is
     over the arrived bytes in plan order ("" at level `counts`), seconds are wall time. `adapter` is where the
-    engine bound what it was given (phase ADAPTER).
+    engine bound what it was given (phase ADAPTER), `read_back` what was found equal afterwards; None where
+    nobody looked.
     """
 
     worker: int
@@ -237,6 +252,7 @@ class ReceiveReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     wait_seconds: float
     load_seconds: float
     adapter: AdapterBinding | None = None
+    read_back: ReadBack | None = None
 
 
 AgentReply: TypeAlias = Described | WorkerResidency | Traced | Untraced | Done | ReceiveReport | Failure

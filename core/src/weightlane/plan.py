@@ -14,7 +14,16 @@ from weightlane.program import AgentMove, Program, TrainerLifecycle
 from weightlane.receiver import NameEntry
 from weightlane.schedule import Schedule, make_schedule
 from weightlane.trace.figures import TraceFigures
-from weightlane.types import Coverage, MemoryTag, MissingPolicy, Mode, Phase, TransportName, VerifyLevel
+from weightlane.types import (
+    Coverage,
+    MemoryTag,
+    MissingPolicy,
+    Mode,
+    Phase,
+    ReadBackPolicy,
+    TransportName,
+    VerifyLevel,
+)
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,6 +98,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     missing_replicas: MissingPolicy = "fail"
     release: tuple[MemoryTag, ...] = ()
     trainer_lifecycle: TrainerLifecycle = TrainerLifecycle()
+    read_back: ReadBackPolicy = "first"
 
     def digest(self) -> str:
         """Sixteen hex digits; sender and receiver compare them before each sync.
@@ -169,6 +179,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 for entry in self.entries
                 if not entry.dropped and entry.wire != entry.canonical
             },
+            tables=dict(enumerate(chosen.trace.digests)) if chosen.trace else {},
+            read_back=self.read_back,
         )
 
     def __str__(self) -> str:
@@ -176,7 +188,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             f"lane {self.lane}: {self.mode.value} from {self.trainer_backend} on {self.world_size} "
             f"rank{_s(self.world_size)}, {len(self.tensors)} tensors, {self.nbytes / 1e6:.1f} MB in "
             f"{len(self.buckets)} bucket{_s(len(self.buckets))}, verify {self.verify}, "
-            f"missing replicas: {self.missing_replicas}, "
+            f"read back: {self.read_back}, missing replicas: {self.missing_replicas}, "
             f"memory released: {', '.join(self.release) or 'none'}"
         )
         lines = [head]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightlane.planning import OpenReplica
     from weightlane.program import Program
     from weightlane.receiver import ExpectedTensor, NameEntry
-    from weightlane.types import MemoryTag
+    from weightlane.types import MemoryTag, ReadBackPolicy
 
 
 def duplicate_names(tensors: Sequence[WireTensor]) -> list[Problem]:
@@ -150,3 +150,16 @@ def memory_problems(
         for tag in dict.fromkeys((*release, *planned))
         if planned.count(tag) != int(tag in release)
     ]
+
+
+def read_back_problems(
+    program: Program, wanted: ReadBackPolicy, untraced: str, replica: OpenReplica
+) -> list[Problem]:
+    """A replica that is to be read back at every sync and cannot be; `untraced` is why it has no table."""
+    why = untraced
+    if not why and not isinstance(program.move, AgentMove):
+        why = "it takes requests only, and nothing of ours runs in its workers"
+    if wanted != "always" or not why:
+        return []
+    what = f"{replica.endpoint.address} cannot be read back: {why}"
+    return [Problem("read-back", f"replica {replica.number}", what, 'Connect with read_back="first".')]

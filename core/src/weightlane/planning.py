@@ -21,6 +21,7 @@ from weightlane.plan_problems import (
     folder_problems,
     frame_problems,
     memory_problems,
+    read_back_problems,
 )
 from weightlane.program import with_lifecycle
 from weightlane.replica_mapping import map_replica
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from weightlane.receiver import WorkerDescription
     from weightlane.registry import Registry, Selected
     from weightlane.replica_mapping import MappedReplica
-    from weightlane.types import MemoryTag, MissingPolicy, TransportName, VerifyLevel
+    from weightlane.types import MemoryTag, MissingPolicy, ReadBackPolicy, TransportName, VerifyLevel
 
 MODE_PHASES: dict[Mode, Phase] = {
     Mode.FULL: Phase.FULL,
@@ -69,6 +70,7 @@ class PlanRequest:
     missing_replicas: MissingPolicy = "fail"
     release: tuple[MemoryTag, ...] = ()
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
+    read_back: ReadBackPolicy = "first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ def make_plan(
         )
         problems += frame_problems(program, buckets, tensors)
         problems += memory_problems(program, request.release, manifest.phase, replica)
+        problems += read_back_problems(program, request.read_back, item.reason, replica)
         first = sum(len(plan.peers) for plan in plans)
         plans.append(_replica_plan(replica, item, transport, program, expression, len(parts), first))
     problems += naming_problems(plans)
@@ -216,6 +219,7 @@ def make_plan(
         missing_replicas=request.missing_replicas,
         release=request.release,
         trainer_lifecycle=_trainer_lifecycle(registry, request, manifest),
+        read_back=request.read_back,
     )
 
 

@@ -26,6 +26,12 @@ MissingPolicy: TypeAlias = Literal["fail", "skip"]
 """What a sync does while a replica does not answer: fail and leave all others as they are, or go on without
 it until it is back."""
 
+ReadBackPolicy: TypeAlias = Literal["first", "always", "never"]
+"""When a worker compares what it holds after a load with what was sent: at the first sync of a lane (and of a
+replica that came back), at every sync, or not at all."""
+
+READ_BACK_POLICIES: tuple[ReadBackPolicy, ...] = ("first", "always", "never")
+
 MemoryTag: TypeAlias = Literal["weights", "kv_cache"]
 """Memory that a rollout engine can let go of while it does not generate."""
 

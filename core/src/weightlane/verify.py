@@ -53,7 +53,8 @@ def verify_replica(
         words = "unavailable: this engine takes requests only, so nothing is known of what its workers wrote"
         return ReplicaReport(replica.replica, replica.address, words)
     if plan.verify == "off":
-        return ReplicaReport(replica.replica, replica.address, "off", tuple(reports))
+        words = f"off{_read_back(reports)}"
+        return ReplicaReport(replica.replica, replica.address, words, tuple(reports))
     problems: list[str] = []
     reported = [report.worker for report in reports]
     if reported != list(range(len(replica.peers))):
@@ -83,7 +84,18 @@ def verify_replica(
         )
     if plan.manifest.adapter is not None:
         words += f", adapter bound to {len(plan.manifest.adapter.target_modules)} modules on {len(reports)}"
+    words += _read_back(reports)
     return ReplicaReport(replica.replica, replica.address, words, tuple(reports))
+
+
+def _read_back(reports: Sequence[ReceiveReport]) -> str:
+    """What the workers found where their tables say; "" where none has looked."""
+    found = [report.read_back for report in reports if report.read_back is not None]
+    if not found:
+        return ""
+    words = f", {sum(item.elements for item in found):,} elements read back equal on {len(found)}"
+    hidden = sum(item.not_comparable for item in found)
+    return f"{words}, {hidden:,} kept in another form and not compared" if hidden else words
 
 
 def _compare(plan: LanePlan, replica: ReplicaPlan, report: ReceiveReport, sender: RankMoved) -> list[str]:
@@ -99,6 +111,8 @@ def _compare(plan: LanePlan, replica: ReplicaPlan, report: ReceiveReport, sender
         if got != sent
     ]
     problems += [f"{worker}: {problem}" for problem in _binding(plan, replica, report)]
+    if plan.read_back == "always" and replica.trace is not None and report.read_back is None:
+        problems.append(f"{worker}: it has read nothing back")
     if plan.verify == "digest" and not _by_reference(replica):
         if not report.digest or not sender.digest:
             silent = worker if not report.digest else f"rank {sender.rank}"

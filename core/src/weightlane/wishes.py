@@ -10,7 +10,14 @@ if TYPE_CHECKING:
 
     from weightlane.bounds import Bounds
     from weightlane.specs import RolloutSpec, TrainerSpec
-    from weightlane.types import MemoryTag, MissingPolicy, Mode, TransportName, VerifyLevel
+    from weightlane.types import (
+        MemoryTag,
+        MissingPolicy,
+        Mode,
+        ReadBackPolicy,
+        TransportName,
+        VerifyLevel,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ class Wishes:
     lane: str
     folder: str = ""
     locked: Path | None = None
+    read_back: ReadBackPolicy = "first"
 
     def shared(self) -> dict[str, str]:
         """The arguments that must be the same on every rank, as text."""
@@ -40,4 +48,5 @@ class Wishes:
             "folder": self.folder,
             "missing_replicas": self.missing_replicas,
             "release": ", ".join(self.release) or "()",
+            "read_back": self.read_back,
         }

@@ -46,7 +46,7 @@ def test_a_loader_that_loses_a_tensor_is_refused_before_a_byte_moves(model_folde
     (engine,) = engines(model_folder, 1)
     engine.worker = FakeLosingWorker(engine)
     for tensor in weights.values():
-        tensor += 1.0
+        tensor.add_(1.0)
     with pytest.raises(PlanError) as caught:
         lane_to(weights, [engine])
     assert [(item.kind, item.subject) for item in caught.value.problems] == [

@@ -25,6 +25,7 @@ from weightlane.plan import LanePlan, ReplicaPlan
 from weightlane.program import AgentMove, EngineCall, MemoryCalls, Program, RequestMove, TrainerLifecycle
 from weightlane.receiver import ExpectedTensor, LiveTensor, NameEntry, WorkerDescription
 from weightlane.residency import WorkerResidency
+from weightlane.trace.figures import TraceFigures
 from weightlane.trace.table import (
     Fill,
     Obstacle,
@@ -53,6 +54,9 @@ ADAPTER_PLAN = m.ReceivePlan(
     phase=Phase.ADAPTER,
     adapter=ADAPTER,
     owner=LaneOwner("boot-1", "pid:[4026531836]", 7, 1234),
+    canonical={"a.base_layer": "a"},
+    tables={1: "0123456789abcdef"},
+    read_back="always",
 )
 BINDING = AdapterBinding(AdapterRef("policy@4", 4), (BoundModule("layers.0.q", 2, 2.0),))
 FACTS = EngineFacts(
@@ -98,6 +102,7 @@ TABLE = PlacementTable(
     0.25,
 )
 REPORT = m.ReceiveReport(1, 3, 4, 2, 16, 2, "0123", 0.5, 0.25)
+BOUND = msgspec.structs.replace(REPORT, adapter=BINDING, read_back=m.ReadBack(12, 3))
 FAILURE = Failure(
     "PlanError", "what", "why", "fix", "here", "at line 1", (("shape", "a", "b", "c", ("d",)),), "lane-1"
 )
@@ -123,6 +128,8 @@ def _replica(number: int, **fields: Any) -> ReplicaPlan:
             "incarnations": {0: "first"},
             "peers": (0,),
             "program": Program(AgentMove("shm"), pause=(PAUSE,)),
+            "coverage_reason": "a snapshot says so",
+            "trace": TraceFigures(("0123",), "plain", 3, 12, 4, 1, 0.5),
         }
         | fields
     )
@@ -156,6 +163,7 @@ LANE_PLAN = LanePlan(
     missing_replicas="skip",
     release=("kv_cache",),
     trainer_lifecycle=TrainerLifecycle("weights to the GPU", "weights to the CPU", ("slow",)),
+    read_back="never",
 )
 JOINED = lm.Joined(
     PLACE,
@@ -177,7 +185,7 @@ JOINED = lm.Joined(
 MISSING = lm.MissingReplica(2, "unix:/y", "it does not answer")
 SYNCED = lm.SyncReport(
     *("lane-1", 1, 2, 3, 4, 5, 0.5, "d", 1),
-    replicas=(lm.ReplicaReport(0, "x", "all", (REPORT, msgspec.structs.replace(REPORT, adapter=BINDING))),),
+    replicas=(lm.ReplicaReport(0, "x", "all", (REPORT, BOUND)),),
     missing=(MISSING,),
     rejoined=(1,),
 )
@@ -207,7 +215,7 @@ AGENT_REPLIES: tuple[m.AgentReply, ...] = (
     Untraced("it has no loader"),
     m.Done(1),
     REPORT,
-    msgspec.structs.replace(REPORT, adapter=BINDING),
+    BOUND,
     Failure("SyncError", "what"),
     FAILURE,
 )
