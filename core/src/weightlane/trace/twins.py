@@ -1,8 +1,8 @@
-"""Data-less twins in the place of a model's parameters and buffers, and the very same objects back.
+"""Twins in the place of a model's parameters and buffers, and the very same objects back.
 
-A twin has the class, attributes, shape and strides of the tensor that it stands for, and lies on the meta
-device. The model is left as it was found, also after an exception: the same tensors, at the same addresses,
-in the same dictionaries.
+A twin has the class, attributes, shape and strides of the tensor that it stands for, in a memory of its own;
+for a trace it has no data and lies on the meta device. The model is left as it was found, also after an
+exception: the same tensors, at the same addresses, in the same dictionaries, with the same entries.
 """
 
 from __future__ import annotations
@@ -14,50 +14,69 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from weightlane.trace.containers import Contents, copied, note_contents
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+_MOST_VALUES = 1 << 16
 
 
 @dataclass(slots=True)
 class Twin:
-    """`tensor` stands for `live` (None where the engine has it no more), first met at `place`."""
+    """`tensor` stands for `live` (None where the engine has it no more), first met at `place`.
+
+    `model` is the tensor whose form it has: `live`, or what the plugin made in the form of the checkpoint.
+    """
 
     tensor: Tensor
     live: Tensor | None
     place: str
+    model: Tensor
 
 
 @dataclass(slots=True)
 class Twins:
-    """The twins of one model by `id` of the live tensor, and those that stand for none."""
+    """The twins of one model by `id` of what each stands for, and those that stand for nothing live."""
 
+    likeness: Callable[[Tensor], Tensor]
     of: dict[int, Twin] = field(default_factory=dict)
 
     def add(self, live: Tensor, place: str) -> Tensor:
         """The twin of a live tensor; the same one for the same tensor, which keeps ties."""
         twin = self.of.get(id(live))
         if twin is None:
-            twin = self.of[id(live)] = Twin(_twin_of(live), live, place)
+            twin = self.of[id(live)] = Twin(self._twin_of(live), live, place, live)
         return twin.tensor
 
     def replace(self, made: Tensor, live: Tensor | None, place: str) -> Tensor:
-        """`made`, in the form in which the engine loads it, for `live`; the first of a tied pair stands."""
+        """That of `made`, in the form in which the engine loads `live`; the first of a tied pair stands."""
         key = id(made) if live is None or not live.numel() else id(live)
-        return self.of.setdefault(key, Twin(made, live, place)).tensor
+        twin = self.of.get(key)
+        if twin is None:
+            twin = self.of[key] = Twin(self._twin_of(made), live, place, made)
+        return twin.tensor
 
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    module: nn.Module
-    parameters: dict[str, Any]
-    buffers: dict[str, Any]
-    attributes: dict[str, Any]
-    non_persistent: set[str]
+    def _twin_of(self, model: Tensor) -> Tensor:
+        twin = self.likeness(model)
+        if isinstance(model, nn.Parameter):
+            twin = nn.Parameter(twin, requires_grad=False)
+        try:
+            twin.__class__ = model.__class__
+        except TypeError:  # a class with slots: its instances are laid out otherwise
+            twin = torch.Tensor._make_subclass(model.__class__, twin.detach())
+            for name in _slots(model.__class__):
+                if hasattr(model, name):
+                    setattr(twin, name, copied(getattr(model, name)))
+        twin.__dict__.update({name: copied(value) for name, value in model.__dict__.items()})
+        return twin
 
 
 @contextmanager
 def twins_in_place(
-    model: nn.Module, loading_form: Callable[[nn.Module], Mapping[str, Tensor] | None]
+    model: nn.Module,
+    loading_form: Callable[[nn.Module], Mapping[str, Tensor] | None],
+    likeness: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[Twins]:
     """Swaps every parameter and buffer of `model` for a twin.
 
@@ -65,27 +84,42 @@ def twins_in_place(
         model: any module tree; attributes that hold parameters, alone or in a list or dict, are swapped too.
         loading_form: the tensors of one module as the engine loads them, on the meta device and by their name
             in it, where the live ones have been changed since (packed, transposed); else None.
+        likeness: makes a tensor of the shape, strides and dtype of another; `without_data` if None.
     """
-    twins = Twins()
-    saved: list[_Saved] = []
+    twins = Twins(likeness or without_data)
+    saved: list[Contents] = []
     try:
         for prefix, module in model.named_modules():
-            saved.append(_save(module))
+            saved += note_contents(module)
             _swap(module, f"{prefix}." if prefix else "", twins, loading_form(module) or {})
         yield twins
     finally:
-        for record in saved:
-            _restore(record)
+        for record in reversed(saved):  # a module's containers before the module that holds them
+            record.put_back()
 
 
-def _save(module: nn.Module) -> _Saved:
-    return _Saved(
-        module,
-        dict(module._parameters),
-        dict(module._buffers),
-        dict(module.__dict__),
-        set(module._non_persistent_buffers_set),
-    )
+def without_data(model: Tensor) -> Tensor:
+    """On the meta device, but for small buffers of integers.
+
+    Loaders look into those for the engine's own layout (which experts are here), so they keep their values.
+    """
+    return _like(model, "cpu" if model.is_meta else model.device, torch.device("meta"))
+
+
+def with_data(model: Tensor) -> Tensor:
+    """With memory of its own, on the device of the model, or on the CPU where that has no data."""
+    device = torch.device("cpu") if model.is_meta else model.device
+    return _like(model, device, device)
+
+
+def _like(model: Tensor, values: torch.device | str, other: torch.device) -> Tensor:
+    integers = not (model.is_floating_point() or model.is_complex() or isinstance(model, nn.Parameter))
+    has_values = integers and not model.is_meta and model.numel() <= _MOST_VALUES
+    device = values if has_values else other
+    made = torch.empty_strided(model.shape, model.stride(), dtype=model.dtype, device=device)
+    if has_values:
+        made.copy_(model)
+    return made
 
 
 def _swap(module: nn.Module, prefix: str, twins: Twins, made: Mapping[str, Tensor]) -> None:
@@ -118,23 +152,7 @@ def _swapped(value: Any, place: str, twins: Twins) -> Any:
     return value
 
 
-def _restore(record: _Saved) -> None:
-    module = record.module
-    # The dictionaries themselves are kept: others may hold them.
-    module.__dict__.clear()
-    module.__dict__.update(record.attributes)
-    module._parameters.clear()
-    module._parameters.update(record.parameters)
-    module._buffers.clear()
-    module._buffers.update(record.buffers)
-    module._non_persistent_buffers_set.clear()
-    module._non_persistent_buffers_set.update(record.non_persistent)
-
-
-def _twin_of(live: Tensor) -> Tensor:
-    twin: Tensor = torch.empty_strided(live.shape, live.stride(), dtype=live.dtype, device="meta")
-    if isinstance(live, nn.Parameter):
-        twin = nn.Parameter(twin, requires_grad=False)
-    twin.__class__ = live.__class__
-    twin.__dict__.update(live.__dict__)
-    return twin
+def _slots(kind: type) -> list[str]:
+    declared = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
+    names = [name for slots in declared for name in ((slots,) if isinstance(slots, str) else slots)]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
