@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 KEY = TableKey("reference", "1", "Tiny")
-Loader = "Callable[[nn.Module, dict[str, Tensor]], object]"
+
+
+@pytest.fixture(name="fingerprint")
+def _fingerprint() -> Callable[[nn.Module], dict[str, Any]]:
+    return fingerprint
 
 
 def fingerprint(model: nn.Module) -> dict[str, Any]:

@@ -5,8 +5,8 @@ Rules, in the order in which they are tried:
 1. a write into a target: a placement if a stand-in is copied, a fill if a constant is, else an obstacle;
 2. a write into anything that is neither a target nor made during the trace: blocked, an obstacle;
 3. `item()`: a token that a later `fill_` may give back; any other use would depend on a value;
-4. views, copies and casts: the same elements, seen otherwise;
-5. rearrangements (`cat`, `flip`): followed by element numbers;
+4. views, copies and casts: the same elements, seen otherwise (`rearranging`);
+5. rearrangements (`cat`, `flip`): followed by element numbers (`rearranging`);
 6. anything else computes: its result may be passed on, and is an obstacle where it is written.
 
 Source: measured on vLLM 0.27.1 and 0.32, SGLang 0.5.18 and 20 architectures of transformers.
@@ -14,24 +14,18 @@ Source: measured on vLLM 0.27.1 and 0.32, SGLang 0.5.18 and 20 architectures of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from weightlane.packing import dtype_name
-from weightlane.trace.element_numbers import ElementNumbers, TooManyElementsError
+from weightlane.trace.constants import Constants
+from weightlane.trace.rearranging import Rearranging, cast
 from weightlane.trace.recorder import Recorder, operator_name, storage_key
-from weightlane.trace.stand_ins import (
-    COMPUTED,
-    MIXED,
-    StandIn,
-    aten,
-    on_geometry,
-    stand_ins_in,
-    written_by,
-)
+from weightlane.trace.stand_ins import COMPUTED, MIXED, StandIn, aten, stand_ins_in, written_by
+from weightlane.trace.values import Token, Tokens, ValueNeededError, may_be_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,58 +34,24 @@ if TYPE_CHECKING:
 
     from weightlane.trace.table import ObstacleKind, TracedSource
 
-_SAME_ELEMENTS = {
-    aten.clone.default,
-    aten._to_copy.default,
-    aten.contiguous.default,
-    aten.lift_fresh.default,
-    aten.lift_fresh_copy.default,
-    aten.detach.default,
-    aten.alias.default,
-    aten.detach_copy.default,
-    aten.alias_copy.default,
-}
-_VIEWS_NOT_MARKED = {aten._unsafe_view.default, aten._reshape_alias.default}
-_REARRANGING = {
-    "cat",
-    "concat",
-    "stack",
-    "index_select",
-    "flip",
-    "roll",
-    "gather",
-    "index",
-    "repeat",
-    "repeat_interleave",
-    "take_along_dim",
-    "permute_copy",
-    "view_copy",
-    "expand_copy",
-    "slice_copy",
-    "select_copy",
-    "transpose_copy",
-    "t_copy",
-    "unbind_copy",
-    "split_copy",
-    "_unsafe_index",
-}
-_FIRST_TOKEN = float(1 << 40)
-
-
-class ValueNeededError(RuntimeError):
-    """The loader asked for a value that no stand-in has; raised into it, since no answer would be true."""
+_VALUE = "aten._local_scalar_dense"
 
 
 class Dispatcher:
-    """Carries out the rules for one run; `device` is what stand-ins report."""
+    """Carries out the rules for one run; `device` is what stand-ins report.
+
+    `threads` are those whose operators without a stand-in are seen too; `parallel`: there were several.
+    """
 
     def __init__(self, sources: Sequence[TracedSource], recorder: Recorder, device: torch.device) -> None:
         self.device = device
+        self.threads: set[int] = set()
+        self.parallel = False
         self._sources = sources
         self._recorder = recorder
-        self._numbers = ElementNumbers([source.elements for source in sources])
-        self._tokens: dict[float, StandIn] = {}
-        self._tokens_used: set[float] = set()
+        self._same = Rearranging([source.elements for source in sources])
+        self._tokens = Tokens()
+        self._constants = Constants()
 
     def stand_in(self, number: int, dtype: torch.dtype) -> StandIn:
         """That of a whole source."""
@@ -101,16 +61,15 @@ class Dispatcher:
 
     def describe(self, item: StandIn) -> str:
         """Where it comes from, for messages."""
-        if item.source == COMPUTED:
-            return f"computed by {item.operator} from {', '.join(self._names(item))}"
-        return "elements of several" if item.source == MIXED else self._sources[item.source].canonical
+        names = ", ".join(self._sources[number].canonical for number in item.origins if number >= 0)
+        return f"computed by {item.operator} from {names}" if item.source == COMPUTED else names
 
-    def unused_tokens(self) -> list[StandIn]:
-        """Stand-ins whose value was taken and not put anywhere: a decision may hang on it."""
-        return [item for token, item in self._tokens.items() if token not in self._tokens_used]
-
-    def _names(self, item: StandIn) -> list[str]:
-        return [self._sources[number].canonical for number in item.origins if number >= 0]
+    def close(self) -> None:
+        """An obstacle for each value that was taken and not put anywhere: a decision may hang on it."""
+        for item in self._tokens.unused():
+            self._recorder.block("value-dependent", _VALUE, item.origins, None)
+        # Stand-ins hold this object. A ring through a view and its base is one that no collector can open.
+        self._tokens = Tokens()
 
     # -- operators without a stand-in -------------------------------------------------------------------
 
@@ -118,34 +77,37 @@ class Dispatcher:
         self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs it, unless it would write to what was there before; records what it does to a target."""
+        if operator.is_view:
+            return operator(*args, **kwargs)
         for tensor in written_by(operator, args, kwargs):
-            key = storage_key(tensor)
-            target = self._recorder.target_of.get(key)
+            target = self._recorder.target_of.get(storage_key(tensor))
             if target is not None:
                 self._write_constant(operator, target, tensor, args)
-            elif key not in self._recorder.created:
-                shape = tuple(tensor.shape)
-                detail = f"a tensor of shape {list(shape)} that is no parameter or buffer of the model"
+            elif self._recorder.was_made(tensor):
+                self._constants.forget(tensor)
+            else:
+                detail = f"a tensor of shape {list(tensor.shape)} that is no parameter or buffer of the model"
                 self._recorder.block("foreign", operator_name(operator), [], None, detail)
                 return tensor
         result = operator(*args, **kwargs)
-        given = {storage_key(item) for item in tree_flatten((args, kwargs))[0] if _has_storage(item)}
         for item in tree_flatten(result)[0]:
-            if _has_storage(item) and storage_key(item) not in given:
-                self._recorder.made(item)
+            if (
+                isinstance(item, torch.Tensor)
+                and not isinstance(item, StandIn)
+                and self._recorder.made(item, args, kwargs)
+            ):
+                self._constants.note(operator, args, item)
         return result
 
     def _write_constant(
         self, operator: torch._ops.OpOverload, target: int, view: Tensor, args: tuple[Any, ...]
     ) -> None:
-        value = args[1] if len(args) > 1 else 0.0
-        if operator is aten.zero_.default:
-            self._recorder.fill(target, view, 0.0)
-        elif operator is aten.fill_.Scalar and value in self._tokens:
-            self._tokens_used.add(value)
-            self._copy(self._tokens[value], target, view)
-        elif operator is aten.fill_.Scalar and isinstance(value, (int, float)):
-            self._recorder.fill(target, view, float(value))
+        value, dtype = _constant(operator, args, view.dtype, self._constants)
+        taken = self._tokens.use(value)
+        if taken is not None:
+            self._copy(cast(taken, dtype), target, view)
+        elif value is not None:
+            self._recorder.fill(target, view, float(torch.tensor(value, dtype=dtype)))
         else:
             self._recorder.block("computed", operator_name(operator), [], target)
 
@@ -155,124 +117,88 @@ class Dispatcher:
         self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The rules of this module's head."""
+        if threading.get_ident() not in self.threads:
+            given = stand_ins_in(args, kwargs)
+            self._recorder.block("thread", operator_name(operator), _origins(given), None)
+        first = args[0] if args and isinstance(args[0], StandIn) else None
+        if first is not None and not operator._schema.is_mutable:
+            same = self._same.elements(operator, first, args, kwargs)
+            if same is not None:
+                return same
         written = written_by(operator, args, kwargs)
         if written:
-            return self._write(operator, written[0], args, kwargs)
+            for tensor in written:
+                self._write(operator, tensor, args, kwargs)
+            return written[0] if len(written) == 1 else None
         if operator is aten._local_scalar_dense.default:
-            return self._token(args[0])
+            return float.__add__(self.token(args[0]), 0.0)
         if operator is aten.is_pinned.default:
             return False
-        first = args[0] if args and isinstance(args[0], StandIn) else None
-        if first is not None and operator in _SAME_ELEMENTS:
-            return self._same_elements(first, kwargs.get("dtype") or first.dtype)
-        if first is not None and (operator.is_view or operator in _VIEWS_NOT_MARKED):
-            return self._view(operator, first, args, kwargs)
-        if operator_name(operator).partition(".")[2] in _REARRANGING:
-            rearranged = self._rearranged(operator, args, kwargs)
-            if rearranged is not None:
-                return rearranged
-        return self._computed(operator, args, kwargs)
+        rearranged = self._same.rearranged(operator, args, kwargs)
+        return self._computed(operator, args, kwargs) if rearranged is None else rearranged
 
     def _write(
         self, operator: torch._ops.OpOverload, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> None:
         given = stand_ins_in(args, kwargs)
+        origins = _origins(given)
+        name = operator_name(operator)
         if isinstance(tensor, StandIn):
-            for number in tensor.origins:
-                if number >= 0:
-                    self._recorder.changed_sources.add(number)
-            self._recorder.block("changed-source", operator_name(operator), tensor.origins, None)
-            return tensor
+            if tensor.source == COMPUTED and not tensor.shares:
+                self._recorder.block("staged", name, origins, None, f"one made by {tensor.operator}")
+                return
+            self._recorder.changed_sources.update(number for number in tensor.origins if number >= 0)
+            self._recorder.block("changed-source", name, tensor.origins, None)
+            return
         target = self._recorder.target_of.get(storage_key(tensor))
-        origins = [number for item in given for number in item.origins if number >= 0]
+        copies = operator is aten.copy_.default or operator is aten.fill_.Tensor
         if target is None:
-            kind: ObstacleKind = "staged" if storage_key(tensor) in self._recorder.created else "foreign"
-            detail = f"a tensor of shape {list(tensor.shape)}"
-            self._recorder.block(kind, operator_name(operator), origins, None, detail)
-        elif operator is aten.copy_.default and isinstance(args[1], StandIn):
+            kind: ObstacleKind = "staged" if self._recorder.was_made(tensor) else "foreign"
+            self._recorder.block(kind, name, origins, None, f"a tensor of shape {list(tensor.shape)}")
+        elif copies and isinstance(args[1], StandIn):
             self._copy(args[1], target, tensor)
         else:
-            self._recorder.block("computed", operator_name(operator), origins, target)
-        return tensor
+            self._recorder.block("computed", name, origins, target)
 
     def _copy(self, taken: StandIn, target: int, view: Tensor) -> None:
         if taken.source == COMPUTED:
             self._recorder.block("computed", taken.operator, taken.origins, target)
             return
-        geometry = taken.geometry.expand(view.shape)
+        geometry = taken.geometry if taken.shape == view.shape else taken.geometry.expand(view.shape)
         if taken.source == MIXED:
-            for run in self._numbers.runs(geometry, view):
+            for run in self._same.numbers.runs(geometry, view):
                 self._recorder.place_run(target, view, run, taken.casts)
         else:
             self._recorder.place(target, view, taken.source, geometry, taken.casts)
 
-    def _token(self, item: StandIn) -> float:
-        if item.source == COMPUTED:
-            self._recorder.block("value-dependent", item.operator, item.origins, None)
-            raise ValueNeededError(f"the loader asked for a value that {item.operator} computes")
-        token = _FIRST_TOKEN + len(self._tokens)
-        self._tokens[token] = item
-        return token
+    # -- values -----------------------------------------------------------------------------------------
 
-    def _same_elements(self, item: StandIn, dtype: torch.dtype) -> StandIn:
-        name = dtype_name(dtype)
-        casts = item.casts if item.casts[-1] == name else (*item.casts, name)
-        return StandIn.make(item.geometry, item.source, dtype, casts, self, item.origins, item.operator)
+    def token(self, item: StandIn) -> Token:
+        """What stands for its value."""
+        if item.source == COMPUTED or item.numel() != 1:
+            self.value_needed(item, item.operator or _VALUE)
+        return self._tokens.give(item, lambda: self.value_needed(item, _VALUE))
 
-    def _view(
-        self,
-        operator: torch._ops.OpOverload,
-        item: StandIn,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        if operator is aten.view.dtype:
-            return self._computed(operator, args, kwargs)  # other elements altogether
-        try:
-            seen = operator(item.geometry, *args[1:], **kwargs)
-        except RuntimeError:
-            # The view of a copy whose geometry is still that of the strided original.
-            item = self._numbered(item)
-            seen = operator(item.geometry, *args[1:], **kwargs)
-        return tree_map(item.like, seen)
+    def value_needed(self, item: StandIn, what: str) -> NoReturn:
+        """Records that the loader looks at a value, and stops it there.
 
-    def _numbered(self, item: StandIn) -> StandIn:
-        if item.source == COMPUTED:
-            geometry = torch.empty(item.geometry.shape, dtype=item.dtype, device="meta")
-        else:
-            geometry = self._numbers.of(item.source, item.geometry).contiguous()
-        source = item.source if item.source == COMPUTED else MIXED
-        return StandIn.make(geometry, source, item.dtype, item.casts, self, item.origins, item.operator)
-
-    def _rearranged(
-        self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        given = stand_ins_in(args, kwargs)
-        if any(item.source == COMPUTED for item in given) or len({item.casts for item in given}) > 1:
-            return None
-        origins = tuple(dict.fromkeys(number for item in given for number in item.origins))
-        kept = {name: value for name, value in kwargs.items() if name not in ("device", "dtype")}
-        try:
-            result = on_geometry(
-                operator, args, kept, lambda item: self._numbers.of(item.source, item.geometry)
-            )
-        except (RuntimeError, TooManyElementsError):
-            return None
-        return tree_map(
-            lambda made: StandIn.make(made, MIXED, given[0].dtype, given[0].casts, self, origins), result
-        )
+        Raises:
+            ValueNeededError: always.
+        """
+        self._recorder.block("value-dependent", item.operator or what, item.origins, None)
+        raise ValueNeededError(f"the loader asked by {what} for a value that a stand-in does not have")
 
     def _computed(
         self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         given = stand_ins_in(args, kwargs)
-        origins = tuple(dict.fromkeys(number for item in given for number in item.origins))
+        origins = _origins(given)
         name = next((item.operator for item in given if item.operator), "") or operator_name(operator)
         on_meta = {key: value for key, value in kwargs.items() if key != "device"}
 
         def shape_of(item: Any) -> Any:
             if isinstance(item, StandIn):
-                return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta")
+                return item.reported()
             return item.to("meta") if isinstance(item, torch.Tensor) else item
 
         try:
@@ -280,41 +206,35 @@ class Dispatcher:
         except (RuntimeError, NotImplementedError) as error:
             self._recorder.block("value-dependent", name, origins, None, str(error).splitlines()[0][:200])
             raise ValueNeededError(f"{name} cannot run without values") from error
-        return tree_map(
-            lambda made: (
-                StandIn.make(made, COMPUTED, made.dtype, (dtype_name(made.dtype),), self, origins, name)
-                if isinstance(made, torch.Tensor)
-                else made
-            ),
-            result,
-        )
+
+        def wrapped(made: Any) -> Any:
+            if not isinstance(made, torch.Tensor):
+                return made
+            item = StandIn.make(made, COMPUTED, made.dtype, (dtype_name(made.dtype),), self, origins, name)
+            item.shares = operator.is_view  # of other elements: a write to it is one to its source
+            return item
+
+        return tree_map(wrapped, result)
 
 
-class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operators without a stand-in, on the thread that entered it: fills, and writes to be blocked."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._dispatcher = dispatcher
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Else torch would wrap the method below against its compiler, whose import takes two seconds."""
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Sends the operator to the dispatcher's rules."""
-        given = kwargs or {}
-        if stand_ins_in(args, given):
-            return self._dispatcher.with_stand_ins(func, args, given)
-        return self._dispatcher.without_stand_ins(func, args, given)
+def _origins(given: Sequence[StandIn]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(number for item in given for number in item.origins if number >= 0))
 
 
-def _has_storage(item: object) -> bool:
-    return isinstance(item, torch.Tensor) and not isinstance(item, StandIn)
+def _constant(
+    operator: torch._ops.OpOverload, args: tuple[Any, ...], own: torch.dtype, known: Constants
+) -> tuple[float | None, torch.dtype]:
+    """The number that an operator puts into a whole tensor, and the dtype that it has before; or None."""
+    value = args[1] if len(args) > 1 else None
+    if operator is aten.zero_.default:
+        return 0.0, own
+    if operator is aten.fill_.Scalar and isinstance(value, (bool, int, float)):
+        return float(value), own
+    if operator is aten.copy_.default or operator is aten.fill_.Tensor:
+        constant = known.of(value)
+        if constant is not None:
+            return constant
+    if operator is aten.fill_.Tensor and isinstance(value, torch.Tensor) and not value.is_meta:
+        number = float(value.item())
+        return (None if may_be_token(number) else number), value.dtype
+    return None, own

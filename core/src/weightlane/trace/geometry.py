@@ -48,6 +48,8 @@ def coalesce_joint(
 
 def coalesce(axes: Sequence[tuple[int, int]]) -> Axes:
     """The same for one side; an axis of stride 0 repeats what is there already and goes too."""
+    if any(size == 0 for size, _ in axes):
+        return ((0, 1),)
     kept = sorted((axis for axis in axes if axis[0] != 1 and axis[1] != 0), key=lambda axis: -axis[1])
     joined: list[tuple[int, int]] = []
     for size, stride in kept:

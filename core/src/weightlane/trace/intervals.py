@@ -119,7 +119,7 @@ def _runs(region: Region) -> Iterator[tuple[int, int]]:
 
 
 def _without_overlap(regions: list[Region]) -> list[Region]:
-    if len(regions) == 1:
+    if len(regions) == 1 and _apart(regions[0]):
         return regions
     merged: list[tuple[int, int]] = []
     for first, last in sorted(run for region in regions for run in _runs(region)):
@@ -128,6 +128,16 @@ def _without_overlap(regions: list[Region]) -> list[Region]:
         else:
             merged.append((first, last))
     return [Region(first, ((last - first, 1),)) for first, last in merged]
+
+
+def _apart(region: Region) -> bool:
+    """Whether each step goes beyond all that the inner axes reach, so that no element comes twice."""
+    reach = 1
+    for size, stride in reversed(region.axes):
+        if stride < reach:
+            return False
+        reach += (size - 1) * stride
+    return True
 
 
 def _events(regions: Sequence[Region], weight: int) -> list[tuple[int, int]]:

@@ -42,5 +42,8 @@ def obstacle_problem(item: Obstacle, receiver: str) -> Problem:
             return Problem("trace-foreign", subject, f"{loader} writes{by} to {item.detail}", _FIX)
         case "changed-source":
             return Problem("trace-changed-source", subject, f"{loader} changes it in place{by}{more}", _FIX)
+        case "thread":
+            what = f"{loader} hands it{by} to a thread that ran before, of which not all can be seen"
+            return Problem("trace-thread", subject, what, _FIX)
         case "error":
             return Problem("trace-error", subject, f"{loader} raised {item.detail}", _LOADER_FIX)

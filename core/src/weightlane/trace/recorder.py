@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_flatten
 
 from weightlane.packing import dtype_name
 from weightlane.trace.geometry import Region, coalesce, coalesce_joint
-from weightlane.trace.intervals import count
+from weightlane.trace.intervals import TooFineError, count
 from weightlane.trace.table import Fill, Obstacle, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from torch import Tensor
 
     from weightlane.trace.element_numbers import Run
@@ -31,8 +34,7 @@ class Recorder:
     """Placements, fills and obstacles, by number of source and target.
 
     Loaders may use threads; each record is one append. `target_of` maps a twin's storage to the number of its
-    target, `starts` that number to the storage offset of its first element. `created` holds the tensors made
-    during the run, so that their storage keys stay theirs.
+    target, `starts` that number to the storage offset of its first element.
     """
 
     names: Sequence[str]
@@ -42,8 +44,9 @@ class Recorder:
     placements: list[Placement] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)
     obstacles: list[Obstacle] = field(default_factory=list)
-    created: dict[int, Tensor] = field(default_factory=dict)
     changed_sources: set[int] = field(default_factory=set)
+    _made: dict[int, StorageWeakRef] = field(default_factory=dict)
+    _placed: dict[int, list[Placement]] = field(default_factory=dict)
     _seen: set[Obstacle] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -65,15 +68,22 @@ class Recorder:
         elif view.numel():
             axes = coalesce_joint(view.shape, taken.stride(), view.stride())
             offset = int(view.storage_offset()) - self.starts[target]
-            self.placements.append(
-                Placement(source, target, int(taken.storage_offset()), offset, axes, self._with(view, casts))
+            self._add(
+                Placement(source, target, int(taken.storage_offset()), offset, axes, _chain(view, casts))
             )
 
     def place_run(self, target: int, view: Tensor, run: Run, casts: tuple[str, ...]) -> None:
         """Consecutive elements, found by their numbers, go into `view`."""
+        if run.source in self.changed_sources:
+            self.block("changed-source", "copy_", [run.source], target)
+            return
         axes = ((run.length, 1, 1),) if run.length != 1 else ()
         start = run.target - self.starts[target]
-        self.placements.append(Placement(run.source, target, run.first, start, axes, self._with(view, casts)))
+        self._add(Placement(run.source, target, run.first, start, axes, _chain(view, casts)))
+
+    def _add(self, item: Placement) -> None:
+        self.placements.append(item)
+        self._placed.setdefault(item.target, []).append(item)
 
     def fill(self, target: int, view: Tensor, value: float) -> None:
         """A constant goes into `view`; if sources were placed there before, they are lost."""
@@ -82,8 +92,13 @@ class Recorder:
         axes = coalesce(tuple(zip(view.shape, view.stride(), strict=True)))
         filled = Fill(target, int(view.storage_offset()) - self.starts[target], axes, value)
         self.fills.append(filled)
-        placed = [item for item in self.placements if item.target == target]
-        lost = count([_region(item) for item in placed], [Region(filled.offset, filled.axes)]).covered
+        placed = self._placed.get(target)
+        if not placed:
+            return
+        try:
+            lost = count([_region(item) for item in placed], [Region(filled.offset, filled.axes)]).covered
+        except TooFineError:
+            lost = 1  # it cannot be told that none is
         if lost:
             self.block("overwritten", "fill_", [item.source for item in placed], target)
 
@@ -103,14 +118,34 @@ class Recorder:
                 self._seen.add(obstacle)
                 self.obstacles.append(obstacle)
 
-    def made(self, tensor: Tensor) -> None:
-        """A tensor that an operator of the loader made; writing to it is the loader's own affair."""
-        self.created[storage_key(tensor)] = tensor
+    def sort(self) -> None:
+        """Into an order that does not depend on which thread came first."""
+        self.placements.sort(key=lambda item: (item.source, item.target, item.target_offset))
+        self.fills.sort(key=lambda item: (item.target, item.offset))
+        self.obstacles.sort(key=lambda item: (item.kind, item.operator, item.sources, item.targets))
 
-    @staticmethod
-    def _with(view: Tensor, casts: tuple[str, ...]) -> tuple[str, ...]:
-        own = dtype_name(view.dtype)
-        return casts[1:] if casts[-1] == own else (*casts[1:], own)
+    def made(self, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """A tensor that an operator of the loader gave; writing to it is the loader's own affair.
+
+        False if it lies in memory that was there before, such as an argument's.
+        """
+        key = storage_key(tensor)
+        given = (item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor))
+        if key in self._made or key in self.target_of or any(storage_key(item) == key for item in given):
+            return False
+        # A weak reference lets the memory go and keeps its address from being another's.
+        self._made[key] = StorageWeakRef(tensor.untyped_storage())
+        return True
+
+    def was_made(self, tensor: Tensor) -> bool:
+        """Whether the loader itself made the memory that it lies in."""
+        return storage_key(tensor) in self._made
+
+
+def _chain(view: Tensor, casts: tuple[str, ...]) -> tuple[str, ...]:
+    """What the values pass through after the source's own dtype, the target's included."""
+    own = dtype_name(view.dtype)
+    return casts[1:] if casts[-1] == own else (*casts[1:], own)
 
 
 def _region(placement: Placement) -> Region:

@@ -3,18 +3,19 @@
 A stand-in reports the shape, strides, dtype and device of a checkpoint tensor, or of what a loader made of it
 by views, copies and casts. `geometry` holds its true place in the source: a tensor on the meta device whose
 storage stands for the source, or, where elements of one or several sources were rearranged (`cat`, `flip`),
-a tensor of element numbers. Dispatch follows the tensor, not the thread, so that loaders may use threads.
+a tensor of element numbers. The strides of the two differ where a loader copied a strided view. Dispatch
+follows the tensor, not the thread, so that loaders may use threads.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -30,7 +31,10 @@ COMPUTED = -2
 
 
 class StandIn(torch.Tensor):
-    """See the module. `origins` are the sources that it comes from, `operator` what computed it, if any."""
+    """See the module. `origins` are the sources that it comes from, `operator` what computed it, if any.
+
+    `shares`: it is computed, and lies in the memory of its source nevertheless.
+    """
 
     geometry: Tensor
     source: int
@@ -38,6 +42,7 @@ class StandIn(torch.Tensor):
     dispatcher: Dispatcher
     origins: tuple[int, ...]
     operator: str
+    shares: bool
 
     # Straight to dispatch: torch functions need no wrapping here, and it halves the time of a trace.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -51,29 +56,64 @@ class StandIn(torch.Tensor):
         dispatcher: Dispatcher,
         origins: tuple[int, ...] = (),
         operator: str = "",
+        layout: Tensor | None = None,
     ) -> StandIn:
-        """A tensor of the geometry's shape and strides, and of the dispatcher's device."""
+        """A tensor of the dispatcher's device and of the geometry's shape, laid out as `layout` or as it."""
+        if torch.is_inference_mode_enabled():
+            # Else it would be an inference tensor, which no view of an ordinary one may be.
+            with torch.inference_mode(False):
+                return StandIn.make(geometry, source, dtype, casts, dispatcher, origins, operator, layout)
+        seen = geometry if layout is None else layout
         made: StandIn = torch.Tensor._make_wrapper_subclass(
             StandIn,
-            geometry.shape,
-            strides=geometry.stride(),
-            storage_offset=geometry.storage_offset(),
+            seen.shape,
+            strides=seen.stride(),
+            storage_offset=seen.storage_offset(),
             dtype=dtype,
             device=dispatcher.device,
             requires_grad=False,
         )
         made.geometry, made.source, made.casts, made.dispatcher = geometry, source, casts, dispatcher
-        made.origins, made.operator = origins or (source,), operator
+        made.origins, made.operator, made.shares = origins or (source,), operator, False
         return made
 
-    def like(self, geometry: Tensor) -> StandIn:
+    def like(self, geometry: Tensor, layout: Tensor | None = None) -> StandIn:
         """A rearrangement of this one's elements."""
-        return StandIn.make(
-            geometry, self.source, self.dtype, self.casts, self.dispatcher, self.origins, self.operator
-        )
+        own = (self.source, self.dtype, self.casts, self.dispatcher, self.origins, self.operator)
+        made = StandIn.make(geometry, *own, layout)
+        made.shares = self.shares
+        return made
+
+    def reported(self) -> Tensor:
+        """A tensor without data, laid out as this one says that it is."""
+        return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+
+    @property
+    def copied(self) -> bool:
+        """Whether it says to be laid out otherwise than its elements lie in their source."""
+        own, true = (self.stride(), self.storage_offset()), self.geometry
+        return own != (true.stride(), true.storage_offset())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StandIn({self.dispatcher.describe(self)}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def __deepcopy__(self, memo: Any) -> StandIn:  # type: ignore[override]
+        return self  # nothing can change it
+
+    # Ways to a value that dispatch does not see. A loader may swallow what they raise: hence the record.
+
+    def item(self) -> float:  # type: ignore[override]
+        """A token, see `values`."""
+        return self.dispatcher.token(self)
+
+    def _needed(self, *_: Any, **__: Any) -> NoReturn:
+        self.dispatcher.value_needed(self, "bool, float, int or index")
+
+    def _data_needed(self, *_: Any, **__: Any) -> NoReturn:
+        self.dispatcher.value_needed(self, "numpy, tolist or data_ptr")
+
+    __bool__ = __float__ = __int__ = __index__ = __complex__ = _needed
+    numpy = tolist = data_ptr = __array__ = __dlpack__ = __reduce_ex__ = _data_needed  # type: ignore[assignment]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -89,8 +129,14 @@ class StandIn(torch.Tensor):
 
 def stand_ins_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[StandIn]:
     """All stand-ins among the arguments of an operator, also inside lists."""
-    found = [item for item in args if isinstance(item, StandIn)]
-    if found and not kwargs:
+    found: list[StandIn] = []
+    nested = bool(kwargs)
+    for item in args:
+        if isinstance(item, StandIn):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            nested = nested or any(isinstance(part, (torch.Tensor, list, tuple)) for part in item)
+    if not nested:
         return found
     return [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, StandIn)]
 
@@ -100,23 +146,22 @@ def written_by(
 ) -> list[Tensor]:
     """The tensors among the arguments that an operator writes to, by its own schema."""
     written: list[Tensor] = []
-    for position, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            several = value if isinstance(value, (list, tuple)) else (value,)
-            written.extend(item for item in several if isinstance(item, torch.Tensor))
+    for position, name in _written_arguments(operator):
+        value = args[position] if position < len(args) else kwargs.get(name)
+        several = value if isinstance(value, (list, tuple)) else (value,)
+        written.extend(item for item in several if isinstance(item, torch.Tensor))
     return written
 
 
-def on_geometry(
-    operator: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    form: Callable[[StandIn], Tensor],
-) -> Any:
-    """Runs an operator with each stand-in replaced by a form of its geometry."""
+_WRITTEN: dict[torch._ops.OpOverload, tuple[tuple[int, str], ...]] = {}
 
-    def replaced(item: Any) -> Any:
-        return form(item) if isinstance(item, StandIn) else item
 
-    return operator(*tree_map(replaced, args), **tree_map(replaced, kwargs))
+def _written_arguments(operator: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    known = _WRITTEN.get(operator)
+    if known is None:
+        known = _WRITTEN[operator] = tuple(
+            (position, argument.name)
+            for position, argument in enumerate(operator._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+    return known

@@ -19,15 +19,23 @@ TargetForm: TypeAlias = Literal["live", "checkpoint"]
 to is the form in which the engine loads it; the live tensor is made from it afterwards."""
 
 ObstacleKind: TypeAlias = Literal[
-    "computed", "staged", "value-dependent", "rebound", "overwritten", "foreign", "changed-source", "error"
+    "computed",
+    "staged",
+    "value-dependent",
+    "rebound",
+    "overwritten",
+    "foreign",
+    "changed-source",
+    "thread",
+    "error",
 ]
 """Why a write is no plain placement.
 
 computed: the value is calculated from sources. staged: it goes through a temporary tensor. value-dependent:
 the loader reads a value to decide what to do. rebound: the loader put another tensor in the target's place.
 overwritten: a placed element is filled or overwritten later. foreign: a tensor outside of the model's own
-would have been written. changed-source: the loader changed a checkpoint tensor in place. error: the loader
-raised.
+would have been written. changed-source: the loader changed a checkpoint tensor in place. thread: a thread
+that ran before takes part in the load, and not all that it does can be seen. error: the loader raised.
 """
 
 

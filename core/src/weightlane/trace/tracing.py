@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from weightlane.packing import torch_dtype
-from weightlane.trace.dispatch import Dispatcher, PlainWrites
+from weightlane.trace.dispatch import Dispatcher
+from weightlane.trace.plain_writes import plain_writes_seen
 from weightlane.trace.recorder import Recorder
 from weightlane.trace.table import PlacementTable, TableKey, TracedSource
 from weightlane.trace.targets import describe_targets, find_targets, note_rebound, standing
 from weightlane.trace.twins import twins_in_place
+from weightlane.trace.values import ValueNeededError
 
 Load: TypeAlias = Callable[[Iterator[tuple[str, Tensor]]], object]
 """An engine's loader: it is handed (name, tensor) pairs, and what it returns is not looked at."""
@@ -72,14 +74,17 @@ def trace_load(receiver: Receiver, sources: Sequence[TracedSource], *, style: st
             recorder.add_target(target.names[0], target.twin.tensor)
         before = standing(receiver.model)
         try:
-            with PlainWrites(dispatcher):
+            with plain_writes_seen(dispatcher):
                 receiver.load(handed)
+        except ValueNeededError:
+            pass  # recorded where it was raised
         except Exception as error:  # noqa: BLE001 - whatever the engine's loader raises is a result
             detail = f"{type(error).__name__}: {str(error)[:500]}"
             recorder.block("error", type(error).__name__, [], None, detail)
         note_rebound(receiver.model, before, recorder)
-    for item in dispatcher.unused_tokens():
-        recorder.block("value-dependent", "aten._local_scalar_dense", item.origins, None)
+    dispatcher.close()
+    if dispatcher.parallel:
+        recorder.sort()
     return PlacementTable(
         key=receiver.key,
         style=style,

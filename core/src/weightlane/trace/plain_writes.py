@@ -1,0 +1,102 @@
+"""Sees operators without a stand-in on the loader's thread and on those that it starts."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+from weightlane.trace.stand_ins import stand_ins_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+
+    from weightlane.trace.dispatch import Dispatcher
+
+
+class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands operators to the rules of `dispatcher`, on the thread that entered it."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operator imports all of torch._dynamo: seconds, for nothing
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dispatcher = dispatcher
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """With a stand-in or without."""
+        given = kwargs or {}
+        if stand_ins_in(args, given):
+            return self._dispatcher.with_stand_ins(func, args, given)
+        return self._dispatcher.without_stand_ins(func, args, given)
+
+
+@contextmanager
+def plain_writes_seen(dispatcher: Dispatcher) -> Iterator[None]:
+    """On this thread, and on every thread that this one or one of those starts meanwhile.
+
+    A mode is seen by one thread only, and loaders use pools. Threads that others start are left alone.
+    """
+    mode = PlainWrites(dispatcher)
+    dispatcher.threads.add(threading.get_ident())
+    _FOLLOWED.append(dispatcher)
+    _patch()
+    try:
+        with mode:
+            yield
+    finally:
+        _FOLLOWED.remove(dispatcher)
+        _unpatch()
+        dispatcher.threads.clear()
+
+
+_FOLLOWED: list[Dispatcher] = []
+_START = threading.Thread.start
+_LOCK = threading.Lock()
+
+
+def _patch() -> None:
+    with _LOCK:
+        threading.Thread.start = _start_followed  # type: ignore[method-assign]
+
+
+def _unpatch() -> None:
+    with _LOCK:
+        if not _FOLLOWED:
+            threading.Thread.start = _START  # type: ignore[method-assign]
+
+
+def _start_followed(thread: threading.Thread) -> None:
+    own = threading.get_ident()
+    dispatcher = next((item for item in _FOLLOWED if own in item.threads), None)
+    if dispatcher is not None:
+        thread.run = _followed(thread.run, dispatcher)  # type: ignore[method-assign]
+    _START(thread)
+
+
+def _followed(run: Callable[[], None], dispatcher: Dispatcher) -> Callable[[], None]:
+    def followed() -> None:
+        own = threading.get_ident()
+        dispatcher.threads.add(own)
+        dispatcher.parallel = True
+        # Not entered: entering notes global state, which threads that end in another order would leave wrong.
+        _push_mode(PlainWrites(dispatcher))
+        try:
+            run()
+        finally:
+            _pop_mode()
+            dispatcher.threads.discard(own)
+
+    return followed

@@ -1,0 +1,163 @@
+"""Operators that give a source's own elements back, in another view, copy, dtype or order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from weightlane.packing import dtype_name
+from weightlane.trace.element_numbers import ElementNumbers, TooManyElementsError
+from weightlane.trace.stand_ins import COMPUTED, MIXED, StandIn, aten, stand_ins_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SHARING = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+_COPYING = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.contiguous.default,
+    aten.lift_fresh_copy.default,
+    aten.detach_copy.default,
+    aten.alias_copy.default,
+    aten._pin_memory.default,
+}
+_BY_SHAPE = {aten._unsafe_view.default, aten._reshape_alias.default, aten._reshape_copy.default}
+# These say where in memory their elements are: true of what the loader sees, not of where it came from.
+_BY_MEMORY = {aten.as_strided.default, aten.view.dtype}
+_LISTS = {"cat", "concat", "stack"}
+_ORDERS = {
+    "index_select",
+    "flip",
+    "roll",
+    "gather",
+    "index",
+    "repeat",
+    "take_along_dim",
+    "permute_copy",
+    "view_copy",
+    "expand_copy",
+    "slice_copy",
+    "select_copy",
+    "transpose_copy",
+    "t_copy",
+    "unbind_copy",
+    "split_copy",
+    "_unsafe_index",
+}
+
+
+class Rearranging:
+    """For one run over sources of the given numbers of elements."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.numbers = ElementNumbers(sizes)
+
+    def elements(
+        self,
+        operator: torch._ops.OpOverload,
+        item: StandIn,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The result of a view, copy or cast of `item`; None if the operator is none of them."""
+        if operator in _SHARING:
+            return item.like(item.geometry, item if item.copied else None)
+        if operator in _COPYING:
+            return _copy(item, kwargs)
+        if not (operator.is_view or operator in _BY_SHAPE) or len(stand_ins_in(args, kwargs)) > 1:
+            return None
+        if operator in _BY_MEMORY and (item.copied or operator is aten.view.dtype):
+            return None
+        if operator in _BY_SHAPE:
+            operator, args = aten.view.default, args[:2]
+        return self._view(operator, item, args, kwargs)
+
+    def _view(
+        self,
+        operator: torch._ops.OpOverload,
+        item: StandIn,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        layouts: Any = None
+        if item.copied:
+            # Raises where the loader's own view would.
+            layouts = operator(item.reported(), *args[1:], **kwargs)
+        try:
+            seen = operator(item.geometry, *args[1:], **kwargs)
+        except RuntimeError:
+            if not item.copied:
+                raise
+            numbered = self._numbered(item)  # such as the flat view of the copy of a transposed tensor
+            if numbered is None:
+                return None
+            item, seen = numbered, operator(numbered.geometry, *args[1:], **kwargs)
+        several = isinstance(seen, (list, tuple))
+        views = list(seen) if several else [seen]
+        if any(view.dtype != item.geometry.dtype or view.is_conj() or view.is_neg() for view in views):
+            return None  # halves of complex numbers, or values that are not the source's own
+        shown = [None] * len(views) if layouts is None else list(layouts) if several else [layouts]
+        made = [item.like(view, layout) for view, layout in zip(views, shown, strict=True)]
+        return made if several else made[0]
+
+    def _numbered(self, item: StandIn) -> StandIn | None:
+        if item.source == COMPUTED:
+            return item.like(torch.empty(item.shape, dtype=item.geometry.dtype, device="meta"))
+        try:
+            geometry = self.numbers.of(item.source, item.geometry).contiguous()
+        except TooManyElementsError:
+            return None
+        return _mixed(item, geometry, item.origins)
+
+    def rearranged(
+        self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of putting elements in another order; None if the operator does anything else.
+
+        Only what is rearranged may be a stand-in: an index that comes from a source is a value.
+        """
+        name = operator._schema.name.rpartition("::")[2]
+        if name not in _LISTS and name not in _ORDERS:
+            return None
+        given = stand_ins_in(args, kwargs)
+        data = list(args[0]) if name in _LISTS else [args[0]]
+        if len(given) != len(data) or not all(isinstance(item, StandIn) for item in data):
+            return None
+        if any(item.source == COMPUTED for item in given) or len({item.casts for item in given}) > 1:
+            return None
+
+        def numbered(item: Any) -> Any:
+            if isinstance(item, StandIn):
+                return self.numbers.of(item.source, item.geometry)
+            return item.cpu() if isinstance(item, torch.Tensor) else item
+
+        kept = {key: value for key, value in kwargs.items() if key not in ("device", "dtype")}
+        try:
+            result = operator(*tree_map(numbered, args), **tree_map(numbered, kept))
+        except (RuntimeError, IndexError, TooManyElementsError):
+            return None
+        origins = tuple(dict.fromkeys(number for item in given for number in item.origins))
+        return tree_map(lambda made: _mixed(given[0], made, origins), result)
+
+
+def _copy(item: StandIn, kwargs: dict[str, Any]) -> StandIn:
+    kept = {"memory_format": kwargs["memory_format"]} if kwargs.get("memory_format") is not None else {}
+    plain = not kept and item.geometry.is_contiguous() and not item.geometry.storage_offset()
+    layout = None if plain else torch.empty_like(item.reported(), **kept)
+    return cast(item, kwargs.get("dtype") or item.dtype, layout)
+
+
+def cast(item: StandIn, dtype: torch.dtype, layout: torch.Tensor | None = None) -> StandIn:
+    """Its elements, passed through a dtype."""
+    name = dtype_name(dtype)
+    casts = item.casts if item.casts[-1] == name else (*item.casts, name)
+    return StandIn.make(
+        item.geometry, item.source, dtype, casts, item.dispatcher, item.origins, item.operator, layout
+    )
+
+
+def _mixed(model: StandIn, geometry: torch.Tensor, origins: tuple[int, ...]) -> StandIn:
+    return StandIn.make(geometry, MIXED, model.dtype, model.casts, model.dispatcher, origins)
