@@ -34,12 +34,30 @@ class ExpectedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tied_to: str = ""
 
 
+class NameRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an engine's loader reads names, beyond `packed` and `renames`; as its model declares it.
+
+    `patterns` (regular expressions), `substrings` and `suffixes` map a piece of a checkpoint name to the
+    receiver's, or to None where the loader passes over such names; `stacked` maps a piece of a name to that
+    of the fused module. `wrapper_loads`: a LoRA wrapper takes the plain names of the layer that it wraps.
+    `expert_prefix` is what fused experts inside a LoRA wrapper are read with before the last part of a name
+    ("" for nothing).
+    """
+
+    patterns: dict[str, str | None] = {}
+    substrings: dict[str, str | None] = {}
+    stacked: dict[str, str] = {}
+    suffixes: dict[str, str | None] = {}
+    wrapper_loads: bool = True
+    expert_prefix: str = ""
+
+
 class WorkerDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine worker as its agent, or the controller on its behalf, sees it.
 
     `incarnation` changes whenever the process or the model in it is made anew. `packed` maps a fused
     receiver module to the checkpoint modules that it holds, `renames` a checkpoint prefix to the
-    receiver's, both as the engine's model class declares them.
+    receiver's, both as the engine's model class declares them; `rules` holds whatever else it declares.
     """
 
     worker: int
@@ -56,6 +74,7 @@ class WorkerDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     packed: dict[str, tuple[str, ...]] = {}
     renames: dict[str, str] = {}
     facts: EngineFacts | None = None
+    rules: NameRules = NameRules()
 
 
 class NameEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,7 +13,8 @@ from weightlane.front.client import FrontEndpoint
 from weightlane.probes import Viable
 from weightlane.program import EngineCall
 from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, PLAIN_CPU_WEIGHTS
-from weightlane_vllm.names import reach_of
+from weightlane_vllm.names import resolve
+from weightlane_vllm.namespace import Namespace
 from weightlane_vllm.plugin import probe_lora_load_weights
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def test_every_expected_tensor_reaches_a_live_shard(tiny_front: FrontProcess) ->
         assert worker.expected
         for tensor in worker.expected:
             assert tensor.dtype == "float32", tensor.name
-            assert reach_of(tensor.name, live.keys(), worker.packed, worker.renames).target
+            assert resolve(tensor.name, Namespace.of(worker)).target
 
 
 def test_incarnation_stays_while_the_engine_lives(tiny_front: FrontProcess) -> None:

@@ -1,8 +1,8 @@
-"""The static name map: from a checkpoint name to the receiver tensors it reaches.
+"""The static name map: from a checkpoint name to the name that travels and the receiver tensor it reaches.
 
-No engine and no torch here: live names, and the packed modules and renamed prefixes that the model class
-declares, come with the worker's description. A name that reaches nothing known gets no target; none
-is ever made up.
+No engine and no torch here: live names and whatever the model class declares come with the worker's
+description. A name that reaches nothing known gets no target; none is ever made up. Where a worker can be
+reached, the trace of its loader says the same by evidence.
 """
 
 from __future__ import annotations
@@ -12,50 +12,60 @@ from typing import TYPE_CHECKING
 
 from weightlane.manifest import FLOATING, Manifest
 from weightlane.receiver import NameEntry, WorkerDescription
+from weightlane_vllm.namespace import Landing, Namespace
+from weightlane_vllm.wrapped import needs_spelling, spell
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Iterator
 
 UNKNOWN = "unknown"
 
+OLDER_SPELLINGS = (("model.language_model.", "model."), ("model.visual.", "visual."))
+"""transformers 4.52 moved both towers of vision models below `model.`
+(https://github.com/vllm-project/vllm/issues/19149); a model class from before it knows the second form
+alone. Tried only for a name that reaches nothing as it is."""
+
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """Where a name lands: the receiver tensor ("" when none is known) and the rules that decided."""
+class Resolved:
+    """The name that travels, the receiver tensor it reaches ("" when none is known), the rules that decided.
 
+    `shard` is the part of a fused tensor: `q`, `gate`, an expert's `w3`; "" for all of it.
+    """
+
+    wire: str
     target: str
     rule: str
+    shard: str = ""
 
 
-def reach_of(
-    name: str,
-    live: AbstractSet[str],
-    packed: Mapping[str, Sequence[str]],
-    renames: Mapping[str, str],
-) -> Reach:
-    """Follows `name` through renamed prefixes, packed modules and the LoRA wrapper to a name in `live`."""
-    rules: list[str] = []
-    current = name
-    for old, new in renames.items():
-        if current.startswith(old):
-            current = new + current[len(old) :]
-            rules.append(f"prefix {old} is {new or 'dropped'}")
-            break
-    module, _, leaf = current.rpartition(".")
-    holder, _, piece = module.rpartition(".")
-    fused = next((whole for whole, pieces in packed.items() if piece in pieces), "")
-    candidates = [(module, "")]
-    if fused:
-        # The fused module first: a class may declare a packing that one of its modules does not use.
-        candidates.insert(0, (f"{holder}.{fused}" if holder else fused, f"packed into {fused}"))
-    for path, packing in candidates:
-        for inner, wrapping in (("", ""), (".base_layer", "inside its LoRA wrapper")):
-            target = f"{path}{inner}.{leaf}" if path else leaf
-            if target in live:
-                rules.extend(rule for rule in (packing, wrapping) if rule)
-                return Reach(target, ", ".join(rules) or "same name")
-    return Reach("", UNKNOWN)
+def resolve(name: str, space: Namespace) -> Resolved:
+    """Decides one name; resolving what travels gives it again."""
+    own = ""
+    for spelling, rule in _spellings(name):
+        wire = spell(spelling, space) if needs_spelling(spelling, space) else spelling
+        own = own or wire
+        landing: Landing | None = space.land(wire)
+        if landing is not None:
+            rules = [item for item in (rule, landing.rule) if item]
+            return Resolved(wire, landing.target, ", ".join(rules), landing.shard)
+    return Resolved(own, "", UNKNOWN)
+
+
+def is_taken(wire: str, space: Namespace) -> bool:
+    """Whether a name that travels is known to reach a live tensor in this very spelling.
+
+    A loader may accept another spelling and write nothing.
+    """
+    found = resolve(wire, space)
+    return bool(found.target) and found.wire == wire
+
+
+def _spellings(name: str) -> Iterator[tuple[str, str]]:
+    yield name, ""
+    for newer, older in OLDER_SPELLINGS:
+        if name.startswith(newer):
+            yield older + name[len(newer) :], f"{newer} is {older} to this model class"
 
 
 def map_names(manifest: Manifest, worker: WorkerDescription) -> tuple[NameEntry, ...]:
@@ -66,6 +76,7 @@ def map_names(manifest: Manifest, worker: WorkerDescription) -> tuple[NameEntry,
     """
     dtypes = {tensor.name: tensor.dtype for tensor in worker.live}
     expected = {tensor.name: tensor for tensor in worker.expected}
+    space = Namespace.of(worker)
     entries: list[NameEntry] = []
     for spec in manifest.tensors:
         wanted = expected.get(spec.name)
@@ -80,15 +91,15 @@ def map_names(manifest: Manifest, worker: WorkerDescription) -> tuple[NameEntry,
                 )
             )
             continue
-        reach = reach_of(spec.name, dtypes.keys(), worker.packed, worker.renames)
-        dtype = dtypes.get(reach.target, spec.dtype)
+        found = resolve(spec.name, space)
+        dtype = dtypes.get(found.target, spec.dtype)
         entries.append(
             NameEntry(
                 canonical=spec.name,
-                wire=spec.name,
+                wire=found.wire,
                 dtype=dtype if {dtype, spec.dtype} <= FLOATING else spec.dtype,
-                targets=(reach.target,) if reach.target else (),
-                rule=reach.rule,
+                targets=(found.target,) if found.target else (),
+                rule=found.rule,
             )
         )
     return tuple(entries)

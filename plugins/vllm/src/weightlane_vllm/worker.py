@@ -8,10 +8,14 @@ import socket
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from weightlane.errors import EngineError, Problem
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
-from weightlane_vllm.facts import worker_facts
-from weightlane_vllm.names import reach_of
+from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, worker_facts
+from weightlane_vllm.mapper import read_rules
+from weightlane_vllm.names import is_taken, resolve
+from weightlane_vllm.namespace import Namespace
 from weightlane_vllm.patches import plain_cpu_weights
 from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
 
@@ -42,8 +46,7 @@ class VllmWorkerEngine:
         packed = {
             whole: tuple(pieces) for whole, pieces in getattr(model, "packed_modules_mapping", {}).items()
         }
-        renames = _renamed_prefixes(model)
-        return WorkerDescription(
+        description = WorkerDescription(
             worker=self._worker.rank,
             workers=config.parallel_config.world_size,
             host=socket.gethostname(),
@@ -52,11 +55,12 @@ class VllmWorkerEngine:
             device=str(self._worker.device),
             gpu_uuid=_gpu_uuid(self._worker.device),
             live=live,
-            expected=self._expected(live, packed, renames),
             packed=packed,
-            renames=renames,
+            renames=_renamed_prefixes(model),
             facts=facts,
+            rules=read_rules(model, wrapper_loads=facts.attributes[LORA_LOAD_WEIGHTS]),
         )
+        return msgspec.structs.replace(description, expected=self._expected(description))
 
     def current_incarnation(self) -> str:
         """That of the model which the worker runs now."""
@@ -69,7 +73,7 @@ class VllmWorkerEngine:
         problems.extend(emptied_weights(description.live))
         if problems:
             return problems
-        names = {tensor.name for tensor in description.live}
+        space = Namespace.of(description)
         return [
             Problem(
                 "unreached",
@@ -79,7 +83,7 @@ class VllmWorkerEngine:
                 "Leave it out of the export, or report the architecture.",
             )
             for wire in plan.tensors
-            if not reach_of(wire.name, names, description.packed, description.renames).target
+            if not is_taken(wire.name, space)
         ]
 
     def begin(self, version: int) -> None:
@@ -131,9 +135,7 @@ class VllmWorkerEngine:
             kv_connector="" if transfer is None else str(transfer.kv_connector or "a KV connector"),
         )
 
-    def _expected(
-        self, live: tuple[LiveTensor, ...], packed: dict[str, tuple[str, ...]], renames: dict[str, str]
-    ) -> tuple[ExpectedTensor, ...]:
+    def _expected(self, description: WorkerDescription) -> tuple[ExpectedTensor, ...]:
         from weightlane.checkpoint import expected_tensors_of_config
 
         try:
@@ -142,10 +144,11 @@ class VllmWorkerEngine:
             if refusals_of(self._features()):
                 return ()  # the plan is refused for a better reason, by `check_plan`
             raise
-        dtypes = {tensor.name: tensor.dtype for tensor in live}
+        dtypes = {tensor.name: tensor.dtype for tensor in description.live}
+        space = Namespace.of(description)
         filled: list[ExpectedTensor] = []
         for tensor in expected:
-            target = reach_of(tensor.name, dtypes.keys(), packed, renames).target
+            target = resolve(tensor.name, space).target
             filled.append(
                 ExpectedTensor(tensor.name, tensor.shape, dtypes.get(target, ""), tied_to=tensor.tied_to)
             )
