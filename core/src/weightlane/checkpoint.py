@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weightlane.checkpoint_renames import renamed_once, reversed_renames
 from weightlane.errors import EngineError
 from weightlane.receiver import ExpectedTensor
 
@@ -132,7 +133,9 @@ def _checkpoint_names(model: Any, state: dict[str, Tensor]) -> dict[str, Tensor]
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:
-        return state  # transformers 4: the model's names are the checkpoint's
+        # transformers 4: the checkpoint's, save for the prefixes that some classes declare.
+        prefixes = reversed_renames(getattr(model, "_checkpoint_conversion_mapping", None) or {})
+        return {renamed_once(name, prefixes): tensor for name, tensor in state.items()}
     import torch
 
     # Meta stand-ins: shapes are wanted, not copies of a live model's experts. One per name, ties included.

@@ -18,6 +18,7 @@ from weightlane_vllm.names import is_taken, resolve
 from weightlane_vllm.namespace import Namespace
 from weightlane_vllm.patches import plain_cpu_weights
 from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
+from weightlane_vllm.ties import live_owner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,7 +151,9 @@ class VllmWorkerEngine:
         for tensor in expected:
             target = resolve(tensor.name, space).target
             filled.append(
-                ExpectedTensor(tensor.name, tensor.shape, dtypes.get(target, ""), tied_to=tensor.tied_to)
+                ExpectedTensor(
+                    tensor.name, tensor.shape, dtypes.get(target, ""), tied_to=live_owner(tensor, space)
+                )
             )
         return tuple(filled)
 
