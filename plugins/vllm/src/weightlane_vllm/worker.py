@@ -19,24 +19,29 @@ from weightlane_vllm.namespace import Namespace
 from weightlane_vllm.patches import plain_cpu_weights
 from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
 from weightlane_vllm.ties import live_owner
+from weightlane_vllm.traced_names import TracedNames
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
     from torch import Tensor, nn
 
-    from weightlane.messages import ReceivePlan
+    from weightlane.messages import ReceivePlan, WireTensor
+    from weightlane.trace.table import PlacementTable
 
 
 class VllmWorkerEngine:
     """Loads checkpoint tensors through the model class's own `load_weights`.
 
-    Nothing of the model is kept between calls: an engine may put a new one in its place.
+    Nothing of the model is kept between calls: an engine may put a new one in its place. What traces told is,
+    with the incarnation that they were made of.
     """
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
+        self._traced = TracedNames()
+        self._asked: tuple[object, tuple[ExpectedTensor, ...]] | None = None
 
     def describe(self) -> WorkerDescription:
         """This worker now; shapes of live tensors are those of its own shard."""
@@ -67,13 +72,40 @@ class VllmWorkerEngine:
         """That of the model which the worker runs now."""
         return incarnation_of(self._model())
 
+    def trace(self, tensors: Sequence[WireTensor]) -> PlacementTable:
+        """One load of `tensors` by the live model's own loader, on stand-ins.
+
+        What the receiver reads through a tie is left out: vLLM with LoRA raises for it, and without drops it.
+        """
+        from weightlane_vllm.tracing import table_key, trace_of
+
+        model = self._model()
+        config = self._worker.vllm_config
+        tied = {item.name for item in self.describe().expected if item.tied_to}
+        sent = [item for item in tensors if item.name not in tied]
+        table = trace_of(model, table_key(config, worker=self._worker.rank), sent)
+        self._traced.add(incarnation_of(model), table)
+        return table
+
+    def live_tensors(self) -> Mapping[str, Tensor]:
+        """Parameters and buffers of the live model, under every name that they have."""
+        from weightlane_vllm.tracing import live_tensors_of
+
+        return live_tensors_of(self._model())
+
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
-        """What this era refuses of the engine, and names of the plan that reach no live tensor."""
+        """What this era refuses of the engine, and names of the plan that reach no live tensor.
+
+        Where a load was traced, what it was seen to do decides; else the static rules do.
+        """
         description = self.describe()
         problems = list(refusals_of(self._features()))
         problems.extend(emptied_weights(description.live))
         if problems:
             return problems
+        if self._traced.known(description.incarnation):
+            receiver = f"worker {description.worker}'s model ({type(self._model()).__name__})"
+            return self._traced.unreached([wire.name for wire in plan.tensors], receiver=receiver)
         space = Namespace.of(description)
         return [
             Problem(
@@ -137,25 +169,34 @@ class VllmWorkerEngine:
         )
 
     def _expected(self, description: WorkerDescription) -> tuple[ExpectedTensor, ...]:
-        from weightlane.checkpoint import expected_tensors_of_config
-
-        try:
-            expected = expected_tensors_of_config(self._worker.vllm_config.model_config.hf_config)
-        except Exception:
-            if refusals_of(self._features()):
-                return ()  # the plan is refused for a better reason, by `check_plan`
-            raise
+        expected = self._checkpoint()
         dtypes = {tensor.name: tensor.dtype for tensor in description.live}
         space = Namespace.of(description)
+        traced = self._traced.known(description.incarnation)
         filled: list[ExpectedTensor] = []
         for tensor in expected:
-            target = resolve(tensor.name, space).target
+            reached = self._traced.targets_of(tensor.name) if traced else ()
+            target = reached[0] if reached else resolve(tensor.name, space).target
             filled.append(
                 ExpectedTensor(
                     tensor.name, tensor.shape, dtypes.get(target, ""), tied_to=live_owner(tensor, space)
                 )
             )
         return tuple(filled)
+
+    def _checkpoint(self) -> tuple[ExpectedTensor, ...]:
+        """What the model's configuration asks for; worked out once, since it takes a second for a large one."""
+        from weightlane.checkpoint import expected_tensors_of_config
+
+        config = self._worker.vllm_config.model_config.hf_config
+        if self._asked is None or self._asked[0] is not config:
+            try:
+                self._asked = (config, expected_tensors_of_config(config))
+            except Exception:
+                if refusals_of(self._features()):
+                    return ()  # the plan is refused for a better reason, by `check_plan`
+                raise
+        return self._asked[1]
 
 
 _INCARNATIONS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

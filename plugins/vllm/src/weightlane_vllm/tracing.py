@@ -1,0 +1,152 @@
+"""Traces a load of a vLLM model: its names' style, its loading form, and what is the engine's own.
+
+Runs inside the worker that holds the model, or over a model on the meta device. Nothing is written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightlane.trace.coverage import target_coverage
+from weightlane.trace.table import PlacementTable, TableKey, TracedSource
+from weightlane_vllm.facts import DISTRIBUTIONS, ENGINE, installed_version
+from weightlane_vllm.loading_form import loading_form_of
+from weightlane_vllm.styles import Wrappers, styled_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from weightlane.messages import WireTensor
+
+
+def trace_of(model: nn.Module, key: TableKey, tensors: Sequence[WireTensor]) -> PlacementTable:
+    """The table of the first style of names that writes every target and leaves no source behind.
+
+    Where none does, that of the style whose loader took the most elements: its gaps are what a person has to
+    look at. A worker that holds a part of the model takes a part of the sources, and may try every style.
+
+    Args:
+        model: as the worker runs it, or as it is built on the meta device.
+        key: what the table will be true for.
+        tensors: with canonical names, full shapes and dtypes.
+    """
+    import torch
+
+    from weightlane.trace.tracing import Receiver, trace_load
+
+    load: Any = model.load_weights
+    wrappers = wrappers_of(model)
+    place_of = _PlaceOf(model)
+    owned = _EngineOwned(model)
+    tables: list[PlacementTable] = []
+    for style in wrappers.styles:
+        sources = [
+            TracedSource(item.name, styled_name(style, item.name, wrappers, place_of), item.shape, item.dtype)
+            for item in tensors
+        ]
+        # Not under inference mode: what is made there may not be changed outside of it, twins included.
+        with torch.inference_mode(mode=False):
+            receiver = Receiver(model, load, key, owned, loading_form_of)
+            table = trace_load(receiver, sources, style=style)
+        if _complete(table):
+            return table
+        tables.append(table)
+    return max(tables, key=_taken)
+
+
+def table_key(vllm_config: Any, *, worker: int = 0) -> TableKey:
+    """From the engine's live configuration."""
+    parallel = vllm_config.parallel_config
+    architectures = getattr(vllm_config.model_config.hf_config, "architectures", None) or ()
+    return TableKey(
+        engine=ENGINE,
+        engine_version=installed_version(DISTRIBUTIONS),
+        architecture=",".join(architectures),
+        worker=worker,
+        workers=parallel.world_size,
+        tensor_parallel=parallel.tensor_parallel_size,
+        pipeline_parallel=parallel.pipeline_parallel_size,
+        expert_parallel=parallel.tensor_parallel_size if parallel.enable_expert_parallel else 1,
+        lora=vllm_config.lora_config is not None,
+    )
+
+
+def live_tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers under every name that they have."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
+def wrappers_of(model: nn.Module) -> Wrappers:
+    """The LoRA wrappers that stand in this model now."""
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or {}
+    found = {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, BaseLayerWithLoRA)
+    }
+    experts: dict[str, str] = {}
+    for path, module in found.items():
+        routed = getattr(module.base_layer, "routed_experts", None)
+        if routed is not None:
+            experts[path] = str(getattr(routed, "lora_base_layer_prefix", ""))
+    return Wrappers(frozenset(found), experts, {whole: tuple(pieces) for whole, pieces in packed.items()})
+
+
+class _PlaceOf:
+    """The receiver's own name for a canonical one, by the mapper that the model class declares."""
+
+    def __init__(self, model: nn.Module) -> None:
+        mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
+        self._map = getattr(mapper, "map_name", None) or getattr(mapper, "_map_name", None)
+
+    def __call__(self, name: str) -> str:
+        return (self._map(name) if self._map else name) or name
+
+
+class _EngineOwned:
+    """Why a tensor of this model need not be written, by what made it; "" where it must be.
+
+    The scales of attention are registered by the engine itself, at 1, and belong to its quantised cache.
+    Which they are is asked of the function that registers them.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+        scales = _attention_scales()
+        self._names: dict[str, str] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            if isinstance(module, AttentionLayerBase):
+                for name in scales & module._buffers.keys():
+                    self._names[f"{path}.{name}"] = (
+                        f"{type(module).__name__} makes it itself, for its quantised cache"
+                    )
+
+    def __call__(self, name: str, tensor: Tensor) -> str:  # noqa: ARG002 - the signature of `Receiver.owned`
+        return self._names.get(name, "")
+
+
+def _attention_scales() -> set[str]:
+    from torch import nn
+    from vllm.model_executor.layers.attention.attention import set_default_quant_scales
+
+    blank = nn.Module()
+    set_default_quant_scales(blank, register_buffer=True)
+    return set(blank._buffers)
+
+
+def _complete(table: PlacementTable) -> bool:
+    if table.obstacles or not all(item.complete for item in target_coverage(table)):
+        return False
+    return len({item.source for item in table.placements}) == len(table.sources)
+
+
+def _taken(table: PlacementTable) -> int:
+    return sum(item.elements for item in table.placements)

@@ -1,0 +1,47 @@
+"""What the worker keeps of traces, and which names of a plan it then refuses."""
+
+from __future__ import annotations
+
+from weightlane.trace.table import Placement, PlacementTable, TableKey, TracedSource, TracedTarget
+from weightlane_vllm.traced_names import TracedNames
+
+
+def table(*pairs: tuple[str, str]) -> PlacementTable:
+    """Sources of (canonical, wire) name, each alone in a target of its own."""
+    return PlacementTable(
+        key=TableKey("vllm", "0.32.0", "A"),
+        style="base-layer",
+        sources=tuple(TracedSource(canonical, wire, (2,), "float32") for canonical, wire in pairs),
+        targets=tuple(
+            TracedTarget(f"live.{canonical}", (2,), (1,), "float32", "parameter", number)
+            for number, (canonical, _) in enumerate(pairs)
+        ),
+        placements=tuple(Placement(number, number, 0, 0, ((2, 1, 1),)) for number in range(len(pairs))),
+    )
+
+
+def test_a_name_that_no_trace_was_handed_is_refused_with_the_one_in_its_place() -> None:
+    names = TracedNames()
+    names.add("one", table(("a.weight", "a.base_layer.weight")))
+    assert names.targets_of("a.weight") == ("live.a.weight",)
+    assert names.unreached(["a.base_layer.weight"], receiver="worker 0") == []
+    (problem,) = names.unreached(["a.weight"], receiver="worker 0")
+    assert (problem.kind, problem.subject) == ("unreached", "a.weight")
+    assert "a.base_layer.weight is what it takes" in problem.what
+
+
+def test_lanes_with_tensors_of_their_own_add_up_while_the_model_stands() -> None:
+    names = TracedNames()
+    names.add("one", table(("a", "a")))
+    names.add("one", table(("b", "b")))
+    assert names.known("one")
+    assert names.unreached(["a", "b"], receiver="worker 0") == []
+
+
+def test_a_new_model_knows_nothing_of_the_old_ones_traces() -> None:
+    names = TracedNames()
+    names.add("one", table(("a", "a")))
+    assert not names.known("two")
+    names.add("two", table(("b", "b")))
+    assert not names.known("one")
+    assert [problem.subject for problem in names.unreached(["a"], receiver="worker 0")] == ["a"]
