@@ -63,7 +63,7 @@ def test_the_command_is_a_list_for_the_given_interpreter() -> None:
 
 
 def test_the_launch_plan_names_the_worker_extension() -> None:
-    (descriptor,) = weightlane_register_backends()
+    descriptor, *_ = weightlane_register_backends()
     facts = EngineFacts(engine="vllm", version="0.32.0", source="installed", device="cpu")
     plan = plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/model", tensor_parallel=2))
     (note,) = (note for note in plan.notes if "worker_extension_cls=" in note)
@@ -76,7 +76,7 @@ def test_the_launch_plan_names_the_worker_extension() -> None:
 def test_the_launch_plan_is_what_the_demo_and_the_live_tests_start(
     device: Literal["cpu", "gpu"], dtype: str
 ) -> None:
-    (descriptor,) = weightlane_register_backends()
+    descriptor, *_ = weightlane_register_backends()
     facts = EngineFacts(engine="vllm", version="0.32.0", source="installed", device=device)
     context = LaunchContext(
         descriptor, facts, Mode.FULL, "/model", tensor_parallel=2, address="unix:/run/mine/s"
@@ -97,7 +97,7 @@ def test_the_launch_plan_is_what_the_demo_and_the_live_tests_start(
 
 
 def test_the_launch_plan_refuses_an_address_where_no_front_can_listen() -> None:
-    (descriptor,) = weightlane_register_backends()
+    descriptor, *_ = weightlane_register_backends()
     facts = EngineFacts(engine="vllm", version="0.32.0", source="installed")
     for address in ("http://127.0.0.1:8000", "tcp:10.0.0.1:7000", "unix:relative"):
         with pytest.raises(PlanError, match="address"):

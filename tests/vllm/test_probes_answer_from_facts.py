@@ -9,6 +9,7 @@ import pytest
 
 from weightlane.facts import EngineFacts, no_facts
 from weightlane.probes import NotViable, Viable
+from weightlane_vllm.eras import probe_base_layer_names, probe_lora_load_weights
 from weightlane_vllm.facts import (
     CPU_PREPACK_SWITCH,
     DISTRIBUTIONS,
@@ -18,7 +19,6 @@ from weightlane_vllm.facts import (
     installed_facts,
 )
 from weightlane_vllm.patches import probe_plain_cpu_weights
-from weightlane_vllm.plugin import probe_lora_load_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +58,36 @@ def test_lora_load_weights_names_what_is_missing(facts: EngineFacts, missing: st
     verdict = probe_lora_load_weights(facts)
     assert isinstance(verdict, NotViable)
     assert missing in verdict.reason
+
+
+@pytest.mark.requirement("R87")
+def test_base_layer_names_are_viable_where_the_wrapper_was_seen_to_load_nothing() -> None:
+    verdict = probe_base_layer_names(answering(MODERN, lora=False))
+    assert isinstance(verdict, Viable)
+    assert any("load_weights is absent" in line for line in verdict.evidence)
+
+
+@pytest.mark.requirement("R87")
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (MODERN, "take plain names"),
+        (answering(MODERN, lora=False, extension=False), "worker_extension_cls"),
+        (no_facts("vllm"), "nobody looked"),
+        (msgspec.structs.replace(MODERN, attributes={WORKER_EXTENSION: True}), "nobody looked for vllm.lora"),
+    ],
+)
+def test_base_layer_names_say_what_stands_against_them(facts: EngineFacts, reason: str) -> None:
+    verdict = probe_base_layer_names(facts)
+    assert isinstance(verdict, NotViable)
+    assert reason in verdict.reason
+
+
+@pytest.mark.requirement("R87")
+def test_facts_speak_for_one_era_at_most() -> None:
+    for facts in (MODERN, answering(MODERN, lora=False), no_facts("vllm")):
+        verdicts = [probe(facts) for probe in (probe_lora_load_weights, probe_base_layer_names)]
+        assert sum(isinstance(verdict, Viable) for verdict in verdicts) <= 1
 
 
 def test_the_cpu_patch_is_for_cpu_builds_with_the_switch() -> None:
@@ -138,6 +168,7 @@ def test_an_older_wrapper_without_load_weights_is_seen(
     assert facts is not None
     assert facts.attributes[LORA_LOAD_WEIGHTS] is False
     assert isinstance(probe_lora_load_weights(facts), NotViable)
+    assert isinstance(probe_base_layer_names(facts), Viable)
 
 
 def test_a_method_of_another_class_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ from weightlane.errors import EngineError, PlanError
 from weightlane.front.client import FrontEndpoint
 from weightlane.probes import Viable
 from weightlane.program import EngineCall
+from weightlane_vllm.eras import probe_lora_load_weights
 from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, PLAIN_CPU_WEIGHTS
 from weightlane_vllm.names import resolve
 from weightlane_vllm.namespace import Namespace
-from weightlane_vllm.plugin import probe_lora_load_weights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,15 +1,11 @@
-"""The `vllm` backend: one era so far, and its hooks. Heavy imports stay inside the hooks."""
+"""The `vllm` backend: its hooks, the same for both eras (`eras`). Heavy imports stay inside the hooks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from packaging.specifiers import SpecifierSet
-
 from weightlane.hookspecs import hookimpl
-from weightlane.probes import ProbeResult, require_attributes
-from weightlane.types import BackendDescriptor, Capability, TransportName
-from weightlane_vllm.facts import DISTRIBUTIONS, ENGINE, LORA_LOAD_WEIGHTS, WORKER_EXTENSION
+from weightlane_vllm.eras import ERAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,44 +24,14 @@ if TYPE_CHECKING:
     from weightlane.facts import EngineFacts
     from weightlane.program import Lifecycle, Program
     from weightlane.receiver import NameEntry
+    from weightlane.types import BackendDescriptor
 
-BACKEND = "vllm"
 _FACTS_SECONDS = 30.0
-
-
-def probe_lora_load_weights(facts: EngineFacts) -> ProbeResult:
-    """`_HAS_LORA_LOAD_WEIGHTS`, and a worker that takes an extension class.
-
-    Where the LoRA wrapper loads its own base layer, plain checkpoint names are right with LoRA on and off;
-    the `.base_layer` names of older engines are refused by these and the other way round.
-    """
-    return require_attributes(facts, (LORA_LOAD_WEIGHTS, WORKER_EXTENSION))
 
 
 @hookimpl
 def weightlane_register_backends() -> Iterable[BackendDescriptor]:
-    return [
-        BackendDescriptor(
-            name=BACKEND,
-            role="rollout",
-            engine=ENGINE,
-            era="lora-load-weights",
-            versions=SpecifierSet(">=0.28,<0.33"),
-            distributions=DISTRIBUTIONS,
-            probe=probe_lora_load_weights,
-            capabilities=frozenset(
-                {Capability.RECEIVE_FULL, Capability.WORKER_AGENT, Capability.WEIGHT_VERSION}
-            ),
-            transports=(
-                TransportName.INPROCESS,
-                TransportName.SHM,
-                TransportName.INLINE,
-                TransportName.DISK,
-            ),
-            summary="vLLM through an agent in its workers; plain checkpoint names.",
-            install_hint="pip install 'weightlane-vllm[vllm]'",
-        )
-    ]
+    return ERAS
 
 
 @hookimpl
@@ -105,9 +71,16 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
 
 @hookimpl
 def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
-    from weightlane_vllm.names import map_names
+    """What the loader was seen to do; where nobody could trace it, the static rules."""
+    if context.table is None:
+        from weightlane_vllm.names import map_names
 
-    return map_names(context.manifest, context.worker)
+        return map_names(context.manifest, context.worker)
+    from weightlane.trace.entries import entries_from_table
+
+    tied = {item.name: item.tied_to for item in context.worker.expected if item.tied_to}
+    dropped = {name: f"the receiver reads {owner} for it" for name, owner in tied.items()}
+    return entries_from_table(context.manifest, context.table, dropped)
 
 
 @hookimpl
