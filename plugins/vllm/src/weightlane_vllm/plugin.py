@@ -18,12 +18,14 @@ if TYPE_CHECKING:
         LaunchContext,
         LaunchPlan,
         MapNamesContext,
+        TraceModelContext,
     )
     from weightlane.endpoint import EngineEndpoint
     from weightlane.engine_agent import WorkerEngine
     from weightlane.facts import EngineFacts
     from weightlane.program import Lifecycle, Program
     from weightlane.receiver import NameEntry
+    from weightlane.trace.table import PlacementTable, Untraced
     from weightlane.types import BackendDescriptor
 
 _FACTS_SECONDS = 30.0
@@ -81,6 +83,13 @@ def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
     tied = {item.name: item.tied_to for item in context.worker.expected if item.tied_to}
     dropped = {name: f"the receiver reads {owner} for it" for name, owner in tied.items()}
     return entries_from_table(context.manifest, context.table, dropped)
+
+
+@hookimpl
+def weightlane_trace_model(context: TraceModelContext) -> tuple[PlacementTable, ...] | Untraced:
+    from weightlane_vllm.meta_model import trace_model
+
+    return trace_model(context)
 
 
 @hookimpl

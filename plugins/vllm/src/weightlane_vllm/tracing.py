@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from weightlane.messages import WireTensor
+    from weightlane.trace.tracing import Receiver
+    from weightlane_vllm.styles import NameStyle
 
 
 def trace_of(model: nn.Module, key: TableKey, tensors: Sequence[WireTensor]) -> PlacementTable:
@@ -32,28 +34,40 @@ def trace_of(model: nn.Module, key: TableKey, tensors: Sequence[WireTensor]) -> 
         key: what the table will be true for.
         tensors: with canonical names, full shapes and dtypes.
     """
-    import torch
-
-    from weightlane.trace.tracing import Receiver, trace_load
-
-    load: Any = model.load_weights
     wrappers = wrappers_of(model)
-    place_of = _PlaceOf(model)
-    owned = _EngineOwned(model)
     tables: list[PlacementTable] = []
     for style in wrappers.styles:
-        sources = [
-            TracedSource(item.name, styled_name(style, item.name, wrappers, place_of), item.shape, item.dtype)
-            for item in tensors
-        ]
-        # Not under inference mode: what is made there may not be changed outside of it, twins included.
-        with torch.inference_mode(mode=False):
-            receiver = Receiver(model, load, key, owned, loading_form_of)
-            table = trace_load(receiver, sources, style=style)
+        table = trace_in_style(model, key, tensors, style, wrappers)
         if _complete(table):
             return table
         tables.append(table)
     return max(tables, key=_taken)
+
+
+def trace_in_style(
+    model: nn.Module, key: TableKey, tensors: Sequence[WireTensor], style: NameStyle, wrappers: Wrappers
+) -> PlacementTable:
+    """The table of one style, complete or not; see `trace_of`."""
+    import torch
+
+    from weightlane.trace.tracing import trace_load
+
+    place_of = _PlaceOf(model)
+    sources = [
+        TracedSource(item.name, styled_name(style, item.name, wrappers, place_of), item.shape, item.dtype)
+        for item in tensors
+    ]
+    # Not under inference mode: what is made there may not be changed outside of it, twins included.
+    with torch.inference_mode(mode=False):
+        return trace_load(receiver_of(model, key), sources, style=style)
+
+
+def receiver_of(model: nn.Module, key: TableKey) -> Receiver:
+    """The model as a trace takes it: its own loader, the form in which it loads, what is the engine's own."""
+    from weightlane.trace.tracing import Receiver
+
+    load: Any = model.load_weights
+    return Receiver(model, load, key, _EngineOwned(model), loading_form_of)
 
 
 def table_key(vllm_config: Any, *, worker: int = 0) -> TableKey:
