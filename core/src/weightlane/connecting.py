@@ -11,7 +11,7 @@ from weightlane.bounds import DEFAULT_BOUNDS, Bounds
 from weightlane.buckets import DEFAULT_BUCKET_BYTES
 from weightlane.errors import EngineError, UsageError, near_names
 from weightlane.specs import rollout, trainer
-from weightlane.types import MEMORY_TAGS, READ_BACK_POLICIES, Mode, TransportName
+from weightlane.types import MEMORY_TAGS, READ_BACK_POLICIES, VERIFY_LEVELS, Mode, TransportName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -80,6 +80,7 @@ def connect(
     Raises:
         LockError: what would be selected is not what the lock names, or the lock cannot be read.
         PlanError: every problem of the plan at once.
+        UsageError: `verify` is no level; raised before any other rank is met.
         WeightlaneError: an engine that does not answer, no backend, a lost rank.
     """
     from weightlane.connect_procedure import ConnectProcedure
@@ -87,6 +88,9 @@ def connect(
     from weightlane.rendezvous import open_control_channel
     from weightlane.wishes import Wishes
 
+    # What cannot be meant is refused before a channel is open that nobody would close.
+    level, tags, moved = _verify_level(verify), _memory_tags(release), Mode(mode)
+    carrier = None if transport is None else TransportName(transport)
     rank, world_size = _place_among_ranks()
     number = next(_lane_numbers)
     channel = open_control_channel(
@@ -100,12 +104,12 @@ def connect(
     wishes = Wishes(
         trainer=trainer,
         replicas=tuple(rollout or ()) if rank == CONTROLLER else (),
-        mode=Mode(mode),
-        verify=verify,
-        transport=None if transport is None else TransportName(transport),
+        mode=moved,
+        verify=level,
+        transport=carrier,
         bucket_bytes=bucket_bytes,
         missing_replicas=missing_replicas,
-        release=_memory_tags(release),
+        release=tags,
         bounds=bounds,
         folder=folder,
         lane=f"lane-{number}-{secrets.token_hex(3)}",
@@ -119,6 +123,17 @@ def connect(
         procedure.undo()
         channel.close()
         raise
+
+
+def _verify_level(verify: str) -> VerifyLevel:
+    for level in VERIFY_LEVELS:
+        if verify == level:
+            return level
+    raise UsageError(
+        f"verify={verify!r} is no level of verification.",
+        f"It is one of {', '.join(VERIFY_LEVELS)}.",
+        f"Use {VERIFY_LEVELS[-1]}, which checks most.",
+    )
 
 
 def _memory_tags(release: Collection[str]) -> tuple[MemoryTag, ...]:

@@ -26,9 +26,10 @@ class ReplicaState:
 
     `incarnations` maps each worker to the one that the lane last took in. `held_version` is the version last
     published there by this lane. `servable` is False between a sync's first write and its publication, None
-    where a sync failed and only the replica itself knows whether it had begun to write. `paused`, `released`
-    and `last_error` are the controller's to know; other ranks see None, () and "". `missing` is what the last
-    sync went on without it for ("" if it took part).
+    where only the replica itself knows: whether a sync that failed had begun to write, or what it serves, if
+    anything, since a sync went on without it. `paused`, `released` and `last_error` are the controller's to
+    know; other ranks see None, () and "". `missing` is what the last sync went on without it for ("" if it
+    took part).
     """
 
     replica: int
@@ -109,8 +110,9 @@ class LaneRecord:
                 known[item.replica], incarnations=incarnations, held_version=None, servable=True
             )
         missing = {item.replica: item.cause for item in go.missing}
-        for number in known:
-            known[number] = replace(known[number], missing=missing.get(number, ""))
+        for number, state in known.items():
+            cause = missing.get(number, "")
+            known[number] = replace(state, missing=cause, servable=None if cause else state.servable)
 
     def has_staged(self, report: SyncReport) -> None:
         """Every replica that takes part is written; it is fenced unless it serves on what it had."""

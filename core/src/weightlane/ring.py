@@ -147,7 +147,7 @@ class RingWriter(Ring):
                     f"{self.peer} (process {self._words[_RECEIVER_PID]}) has been silent for "
                     f"{lost_after:g} s while this rank waited for {what} of sync {sync}.",
                     "The process died or hangs.",
-                    "See the engine's log; start it again and connect anew.",
+                    "See the engine's log; start it again at its address: the next sync takes it back.",
                 )
 
         if not wait_until(condition, seconds=seconds, check=checked):

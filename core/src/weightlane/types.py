@@ -22,6 +22,9 @@ that version, or neither."""
 
 VerifyLevel: TypeAlias = Literal["off", "counts", "digest"]
 
+VERIFY_LEVELS: tuple[VerifyLevel, ...] = ("off", "counts", "digest")
+"""From nothing to most."""
+
 MissingPolicy: TypeAlias = Literal["fail", "skip"]
 """What a sync does while a replica does not answer: fail and leave all others as they are, or go on without
 it until it is back."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from local_engines import PROMPT, change, engines, held_equal, lane_to, versions_held, weights_of
 
 from weightlane.errors import EngineDeadError, PlanError
+from weightlane.replica_session import ReplicaSession
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from local_engines import FakeMortalEngine
@@ -56,13 +58,41 @@ def test_skip_goes_on_without_it_and_takes_it_back_when_it_answers(
         assert [item.replica for item in report.replicas] == [0]
         assert versions_held(pair) == [2, 1]
         away = lane.state.replicas[1]
-        assert (away.held_version, "killed" in away.missing) == (1, True)
+        assert (away.held_version, "killed" in away.missing, away.servable) == (1, True, None)
         pair[1].start_anew()
+        assert "servable unknown, missing" in str(lane.state.replicas[1]), "it answers, and lags behind"
         report = lane.sync(version=3)
         assert (report.missing, report.rejoined) == ((), (1,))
+        assert lane.state.replicas[1].servable
         assert versions_held(pair) == [3, 3]
         assert all(held_equal(engine, weights) for engine in pair)
         assert lane.state.replicas[1].missing == ""
+
+
+def test_what_a_sync_goes_on_without_is_asked_for_its_residency_once_and_for_nothing_else(
+    pair: list[FakeMortalEngine], weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, str]] = []
+
+    def noting(name: str) -> Callable[..., Any]:
+        inner = getattr(ReplicaSession, name)
+
+        def noted(session: ReplicaSession, *arguments: Any) -> Any:
+            asked.append((session.number, name))
+            return inner(session, *arguments)
+
+        return noted
+
+    steps = ("adopt", "attach", "begin", "take_step", "reports", "publish", "resume", "cancel")
+    with lane_to(weights, pair, missing_replicas="skip") as lane:
+        lane.sync(version=1)
+        pair[1].dead = True
+        with monkeypatch.context() as patched:
+            for name in ("residency", *steps):
+                patched.setattr(ReplicaSession, name, noting(name))
+            lane.sync(version=2)
+        assert [name for number, name in asked if number == 1] == ["residency"]
+        assert {"begin", "take_step", "reports", "publish", "resume"} <= {name for _, name in asked}
 
 
 def test_skip_does_not_go_on_without_all(pair: list[FakeMortalEngine], weights: dict[str, Tensor]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from dataclasses import replace
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import local_engines
 import pytest
 from local_engines import PROMPT, FakeMortalEngine, change, held_equal, lane_to, versions_held, weights_of
+from stopped_processes import Hang
 
 import weightlane as wl
 from weightlane.errors import SyncTimeoutError
@@ -52,19 +51,6 @@ def hangs(processes: tuple[EngineProcess, EngineProcess]) -> Iterator[Hang]:
     hang = Hang(processes[1].process_id)
     yield hang
     hang.end()
-
-
-class Hang:
-    """SIGSTOP and SIGCONT of one process."""
-
-    def __init__(self, process_id: int) -> None:
-        self._process_id = process_id
-
-    def begin(self) -> None:
-        os.kill(self._process_id, signal.SIGSTOP)
-
-    def end(self) -> None:
-        os.kill(self._process_id, signal.SIGCONT)
 
 
 def lane_between(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import weightlane as wl
-from weightlane.errors import EngineError, ExportError
+from weightlane.errors import EngineError, ExportError, UsageError
 from weightlane.torch_trainer.plugin import TORCH
 
 
@@ -32,3 +32,15 @@ def test_the_default_placement_is_dropped_for_a_backend_without_that_option() ->
     from dataclasses import replace
 
     assert wl.trainer("torch", model=None).options_for(replace(TORCH, options=frozenset())) == {}
+
+
+@pytest.mark.parametrize("verify", ["canary", "Digest", ""])
+def test_a_level_of_verification_that_does_not_exist_is_refused_with_those_that_do(
+    monkeypatch: pytest.MonkeyPatch, verify: str
+) -> None:
+    monkeypatch.setattr(
+        "weightlane.rendezvous.open_control_channel", lambda **wanted: pytest.fail("too late")
+    )
+    with pytest.raises(UsageError, match="It is one of off, counts, digest") as caught:
+        wl.connect(trainer=wl.trainer("torch", model={}), rollout=None, verify=verify)  # type: ignore[arg-type]
+    assert repr(verify) in caught.value.what

@@ -2,7 +2,8 @@
 
 Every command takes `--json` and then writes one JSON document to standard output and nothing else. The exit
 status means the same everywhere: 0 all is well; 1 the answer is no, since what was asked for failed, is
-missing or cannot work; 2 wrong usage, or the command itself broke. An interrupted demo exits with 130.
+missing or cannot work; 2 wrong usage, or the command itself broke. An interrupted demo exits with 130, and a
+command whose output nobody reads any more ends without a word, with 141.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from weightlane.cli.reader import Reader
 from weightlane.errors import UsageError, WeightlaneError
 
 if TYPE_CHECKING:
@@ -27,7 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     errors that nobody foresaw have the same form; the latter show their traceback on standard error.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    as_json = "--json" in words
+    reader = Reader()
+    return reader.settle(_status_of(words, reader, as_json="--json" in words), failed=FAILED)
+
+
+def _status_of(words: list[str], reader: Reader, *, as_json: bool) -> int:
     try:
         return _dispatch(words, as_json=as_json)
     except SystemExit as exc:
@@ -36,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(exc, as_json=as_json)
         return UNUSABLE if isinstance(exc, UsageError) else FAILED
     except Exception as exc:  # noqa: BLE001 - status 1, which Python would give, means something else here
+        if isinstance(exc, BrokenPipeError) and reader.is_gone():
+            return FAILED
         traceback.print_exc()
         _print_error(_unforeseen(exc), as_json=as_json, kind=type(exc).__name__)
         return UNUSABLE

@@ -130,7 +130,10 @@ class LlmDriver:
                 self._running = ""
 
 
-_FIX = "See the engine's log above; start it again and connect anew."
+_FIX = (
+    "See the engine's log above; start it again. The next sync takes it back where it is served at an "
+    "address; an LLM object of this process needs a new lane."
+)
 
 
 def _engine_cores(llm: Any) -> tuple[WatchedProcess, ...]:
