@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weightlane.facts import EngineFacts
-from weightlane_sglang.contract import FIELDS_USED, ROUTES_USED
+from weightlane_sglang.contract import (
+    FIELDS_USED,
+    ROUTES_USED,
+    SESSION_FIELDS_USED,
+    SESSION_ROUTES_USED,
+    UPDATE_REQUEST,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +31,10 @@ FIELDS = {**FIELDS_USED, "UpdateWeightsFromTensorReqInput": (
 
 @dataclass(frozen=True)
 class Answer:
-    """What the fake answers: a status and a body; `hang_up` breaks the connection instead."""
+    """What the fake answers: a status and a body; `hang_up` breaks the connection instead.
+
+    A body that is a function is called with what was sent, and gives the body.
+    """
 
     body: Any = None
     status: int = 200
@@ -115,7 +124,8 @@ class _Handler(BaseHTTPRequestHandler):
         if answer.hang_up:
             self.close_connection = True
             return
-        data = answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body).encode()
+        told = answer.body(body) if callable(answer.body) else answer.body
+        data = told if isinstance(told, bytes) else json.dumps(told).encode()
         with contextlib.suppress(ConnectionError):  # a client that gave up is part of a test
             self._send(answer.status, data)
 
@@ -149,3 +159,11 @@ def facts_of() -> Callable[..., EngineFacts]:
         return EngineFacts(**{**known, **changes})
 
     return make
+
+
+@pytest.fixture
+def session_facts(facts_of: Callable[..., EngineFacts]) -> EngineFacts:
+    """Facts of a 0.5.23 server."""
+    update = tuple(name for name in FIELDS[UPDATE_REQUEST] if name != "disable_draft_model")
+    fields = {**FIELDS, **SESSION_FIELDS_USED, UPDATE_REQUEST: (*update, "selector")}
+    return facts_of(version="0.5.23", routes=tuple(SESSION_ROUTES_USED), request_fields=fields)

@@ -1,14 +1,15 @@
-"""The era's probe, both answers, on facts alone."""
+"""The eras' probes, both answers of each, on facts alone."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from weightlane.facts import no_facts
 from weightlane.probes import NotViable, Viable
-from weightlane_sglang.probes import probe_updates_without_session
+from weightlane_sglang.probes import probe_updates_in_session, probe_updates_without_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,3 +74,28 @@ def test_a_missing_route_is_named(facts_of: Callable[..., EngineFacts]) -> None:
 
 def test_no_facts_are_no_evidence() -> None:
     assert isinstance(probe_updates_without_session(no_facts("sglang")), NotViable)
+
+
+@pytest.mark.requirement("R87")
+def test_a_server_with_update_sessions_has_an_era_of_its_own(session_facts: EngineFacts) -> None:
+    verdict = probe_updates_in_session(session_facts)
+    assert isinstance(verdict, Viable)
+    assert any("updates need a session" in line for line in verdict.evidence)
+    assert isinstance(probe_updates_without_session(session_facts), NotViable)
+
+
+def test_a_server_without_update_sessions_is_not_of_their_era(facts_of: Callable[..., EngineFacts]) -> None:
+    verdict = probe_updates_in_session(facts_of())
+    assert isinstance(verdict, NotViable)
+    assert "/begin_weight_update" in verdict.reason
+
+
+def test_a_session_that_cannot_be_ended_or_names_no_model_is_refused(session_facts: EngineFacts) -> None:
+    routes = tuple(route for route in session_facts.routes if route != "/end_weight_update")
+    verdict = probe_updates_in_session(msgspec.structs.replace(session_facts, routes=routes))
+    assert isinstance(verdict, NotViable)
+    assert "/end_weight_update" in verdict.reason
+    fields = {**session_facts.request_fields, "BeginWeightUpdateReqInput": ()}
+    verdict = probe_updates_in_session(msgspec.structs.replace(session_facts, request_fields=fields))
+    assert isinstance(verdict, NotViable)
+    assert "selector" in verdict.reason

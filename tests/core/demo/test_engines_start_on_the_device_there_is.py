@@ -37,6 +37,11 @@ def start(engine: str, python: Path) -> EngineStart:
     return EngineStart(engine, model=Path("/model"), python=python, folder=Path("/folder"))
 
 
+def sglang_answers(device: str, folder: Path) -> str:
+    """Shell that answers where it imports from with `folder`, and anything else with `device`."""
+    return f"""case "$2" in *sys.path*) echo '["{folder}"]';; *) echo {device};; esac"""
+
+
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
 def test_vllm_sees_the_gpus_of_a_gpu_machine(
     fake_python: Any, monkeypatch: pytest.MonkeyPatch, device: str
@@ -56,7 +61,7 @@ def test_vllm_sees_the_gpus_of_a_gpu_machine(
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
 def test_sglang_is_started_on_the_gpu_of_a_gpu_machine(
-    fake_python: Any, monkeypatch: pytest.MonkeyPatch, device: str
+    fake_python: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str
 ) -> None:
     given: list[Any] = []
 
@@ -66,9 +71,29 @@ def test_sglang_is_started_on_the_gpu_of_a_gpu_machine(
         yield SimpleNamespace(url="http://here")
 
     monkeypatch.setattr("weightlane_sglang.launch.launched_server", fake_server)
-    with start_engine(start("sglang", fake_python(f"echo {device}"))) as engine:
+    with start_engine(start("sglang", fake_python(sglang_answers(device, tmp_path)))) as engine:
         assert engine.url == "http://here"
     assert [settings.device for settings in given] == [device]
+    assert "--custom-weight-loader" not in given[0].arguments, "SGLang would die of one that it cannot import"
+
+
+def test_sglang_lets_our_code_in_where_its_environment_holds_it(
+    fake_python: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[Any] = []
+
+    @contextmanager
+    def fake_server(settings: Any, **options: object) -> Iterator[Any]:
+        given.append(settings)
+        yield SimpleNamespace(url="http://here")
+
+    monkeypatch.setattr("weightlane_sglang.launch.launched_server", fake_server)
+    held = tmp_path / "weightlane_sglang-0.1.0.dist-info"
+    held.mkdir()
+    (held / "METADATA").write_text("Metadata-Version: 2.1\nName: weightlane-sglang\nVersion: 0.1.0\n")
+    with start_engine(start("sglang", fake_python(sglang_answers("cpu", tmp_path)))):
+        option = given[0].arguments.index("--custom-weight-loader")
+    assert given[0].arguments[option + 1] == "weightlane_sglang.weight_loader.answer"
 
 
 @pytest.mark.parametrize(

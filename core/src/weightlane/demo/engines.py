@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from weightlane.demo.interpreter import has_gpu, require_distributions
+from weightlane.demo.interpreter import has_gpu, import_folders, require_distributions
 from weightlane.errors import EngineError
 from weightlane.front.process import last_lines, start_front_process
 from weightlane.reference.launch import ENVIRONMENT, server_arguments
@@ -102,10 +102,11 @@ def _start_vllm(start: EngineStart) -> Iterator[RunningEngine]:
 
 @contextmanager
 def _start_sglang(start: EngineStart) -> Iterator[RunningEngine]:
-    from weightlane_sglang.launch import ServerSettings, launched_server
+    from weightlane_sglang.launch import ServerSettings, launched_server, loader_arguments
 
     require_distributions(start.python, start.engine, "sglang", fix="sglang")
-    arguments = ("--max-running-requests", str(_SEQUENCES))
+    folders = import_folders(start.python, start.engine, option="--rollout-python")
+    arguments = ("--max-running-requests", str(_SEQUENCES), *loader_arguments(folders))
     device: Literal["cpu", "gpu"] = "gpu" if has_gpu(start.python, start.engine) else "cpu"
     settings = ServerSettings(python=start.python, model=start.model, device=device, arguments=arguments)
     log = start.folder / "engine.log"

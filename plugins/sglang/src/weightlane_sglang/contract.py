@@ -20,6 +20,7 @@ OPENAPI_ROUTE = "/openapi.json"
 
 BEGIN_UPDATE_ROUTE = "/begin_weight_update"
 """Since 0.5.21 an update outside of a session that this route opens is refused."""
+END_UPDATE_ROUTE = "/end_weight_update"
 
 ROUTES_USED = (
     UPDATE_ROUTE,
@@ -32,12 +33,16 @@ ROUTES_USED = (
     SERVER_INFO_ROUTE,
 )
 
+BEGIN_REQUEST = "BeginWeightUpdateReqInput"
 UPDATE_REQUEST = "UpdateWeightsFromTensorReqInput"
 PAUSE_REQUEST = "PauseGenerationReqInput"
 VERSION_REQUEST = "UpdateWeightVersionReqInput"
 
 PAYLOAD_FIELD = "serialized_named_tensors"
 VERSION_FIELD = "new_version"
+SELECTOR_FIELD = "selector"
+TARGET_MODEL = "target"
+"""What the selector calls the model that is served, as opposed to its drafter."""
 
 FIELDS_USED: dict[str, tuple[str, ...]] = {
     UPDATE_REQUEST: (PAYLOAD_FIELD, "load_format", "flush_cache", "abort_all_requests"),
@@ -46,6 +51,14 @@ FIELDS_USED: dict[str, tuple[str, ...]] = {
     FLUSH_ROUTE: ("timeout",),
 }
 """Per request type, or per route for query parameters, the fields that a sync sends."""
+
+SESSION_FIELDS_USED: dict[str, tuple[str, ...]] = {
+    **FIELDS_USED,
+    BEGIN_REQUEST: (SELECTOR_FIELD,),
+    UPDATE_REQUEST: (*FIELDS_USED[UPDATE_REQUEST], SELECTOR_FIELD),
+}
+SESSION_ROUTES_USED = (*ROUTES_USED, BEGIN_UPDATE_ROUTE, END_UPDATE_ROUTE)
+"""The same where updates need a session."""
 
 LAUNCH_ARGUMENTS_READ = (
     "dtype",
@@ -58,5 +71,8 @@ LAUNCH_ARGUMENTS_READ = (
     "enable_flexkv",
     "enable_dp_attention",
     "disable_radix_cache",
+    "custom_weight_loader",
+    "attention_backend",
+    "moe_runner_backend",
 )
 """Of the server's several hundred arguments, those that a plan depends on or shows."""

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING
 import msgspec
 from typing_extensions import override
 
-from weightlane.endpoint import EngineEndpoint
+from weightlane.endpoint import EngineEndpoint, TracingEndpoint
 from weightlane.errors import EngineError
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
-from weightlane_sglang.contract import GENERATE_ROUTE
+from weightlane.trace.table import Untraced
+from weightlane_sglang.contract import END_UPDATE_ROUTE, GENERATE_ROUTE
 from weightlane_sglang.expected import expected_tensors
 from weightlane_sglang.generation import generate_body, read_generations
 from weightlane_sglang.http_channel import HttpChannel
+from weightlane_sglang.loader_channel import ask
+from weightlane_sglang.loader_messages import Traced, TraceLoad
 from weightlane_sglang.payload import EncodedBucket, request_body
 from weightlane_sglang.server_facts import read_facts, read_incarnation, read_model_info, version_number
+from weightlane_sglang.session import UpdateSession, is_for_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,11 +35,12 @@ if TYPE_CHECKING:
     from weightlane.adapters import AdapterRef
     from weightlane.contexts import EndpointContext, RolloutTarget
     from weightlane.facts import EngineFacts
-    from weightlane.messages import Generation
+    from weightlane.messages import Generation, WireTensor
     from weightlane.program import EngineCall, RequestMove
+    from weightlane.trace.table import PlacementTable
 
 
-class SglangEndpoint(EngineEndpoint):
+class SglangEndpoint(EngineEndpoint, TracingEndpoint):
     """Requests to one server.
 
     Args:
@@ -53,6 +58,7 @@ class SglangEndpoint(EngineEndpoint):
         self._model = target.model
         self._timeout = timeout_seconds
         self._channel = HttpChannel(target.address)
+        self._session = UpdateSession(self._channel)
 
     @property
     @override
@@ -97,6 +103,17 @@ class SglangEndpoint(EngineEndpoint):
         )
 
     @override
+    def trace_workers(
+        self, tensors: Sequence[WireTensor], timeout_seconds: float
+    ) -> tuple[PlacementTable, ...] | Untraced:
+        """Asks our loader inside the server, where it was started with one (see `loader_channel`)."""
+        request = TraceLoad(tuple(tensors))
+        replies = ask(self._channel, self.facts(), request, timeout_seconds=timeout_seconds)
+        if isinstance(replies, Untraced):
+            return replies
+        return tuple(reply.table for reply in replies if isinstance(reply, Traced))
+
+    @override
     def call_workers(self, message: bytes, timeout_seconds: float) -> Sequence[bytes]:
         raise EngineError(
             f"SGLang at {self.address} has no worker agent.",
@@ -117,6 +134,8 @@ class SglangEndpoint(EngineEndpoint):
         answer = self._channel.send(
             "POST", call.route, timeout_seconds=call.timeout_seconds, body=(data,), length=len(data)
         )
+        if call.route == END_UPDATE_ROUTE:
+            self._session.ended()
         return answer.decode("utf-8", "replace")
 
     @override
@@ -125,10 +144,13 @@ class SglangEndpoint(EngineEndpoint):
     ) -> None:
         """Sends one bucket by value, in the dtypes given; answers once the server has loaded it.
 
-        An empty bucket is not sent: nothing in this era marks the end. `version` has a call of its own.
+        An empty bucket is not sent: nothing in it marks the end. `version` has a call of its own. In the
+        era of sessions, one is opened before the first bucket.
         """
         if not tensors:
             return
+        if is_for_session(move):
+            self._session.ensure_open()
         length, pieces = request_body(
             EncodedBucket(tensors),
             field=move.payload_field,

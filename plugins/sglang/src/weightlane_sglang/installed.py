@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 from weightlane.facts import EngineFacts
 from weightlane.installations import find_distribution
-from weightlane_sglang.contract import ENGINE, FIELDS_USED
+from weightlane_sglang.contract import ENGINE, SESSION_FIELDS_USED
+from weightlane_sglang.loader_name import PLUGIN_DISTRIBUTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+LOADER_QUESTION = "weightlane_sglang.weight_loader:answer"
+"""Whether the environment that holds SGLang also holds our code for it, as an attribute of facts."""
 
 _STRUCTS = "sglang/srt/managers/io_struct.py"
 _SERVER = "sglang/srt/entrypoints/http_server.py"
@@ -29,7 +33,12 @@ def installed_facts(distributions: Sequence[str], search_path: Sequence[str] = (
         return None
     routes, fields = read_sources(Path(str(found.locate_file(""))))
     return EngineFacts(
-        engine=ENGINE, version=found.version, source="installed", request_fields=fields, routes=routes
+        engine=ENGINE,
+        version=found.version,
+        source="installed",
+        attributes={LOADER_QUESTION: find_distribution((PLUGIN_DISTRIBUTION,), search_path) is not None},
+        request_fields=fields,
+        routes=routes,
     )
 
 
@@ -39,7 +48,7 @@ def read_sources(root: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]
     structs = root / _STRUCTS
     if structs.is_file():
         classes = {node.name: node for node in _parsed(structs).body if isinstance(node, ast.ClassDef)}
-        for request in FIELDS_USED:
+        for request in SESSION_FIELDS_USED:
             if request in classes:
                 fields[request] = tuple(dict.fromkeys(_fields(request, classes)))
     routes: set[str] = set()
@@ -50,7 +59,7 @@ def read_sources(root: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]
                 served = tuple(_routes(node))
                 routes.update(served)
                 for route in served:
-                    if route in FIELDS_USED:
+                    if route in SESSION_FIELDS_USED:
                         fields[route] = tuple(argument.arg for argument in node.args.args)
     return tuple(sorted(routes)), fields
 

@@ -19,12 +19,16 @@ from urllib.parse import urlsplit
 
 from weightlane.contexts import LaunchContext, LaunchPlan
 from weightlane.errors import EngineDeadError, EngineError, PlanError, Problem
+from weightlane.installations import find_distribution
 from weightlane.interrupts import interrupts_held
 from weightlane_sglang.contract import MODEL_INFO_ROUTE
 from weightlane_sglang.http_channel import HttpChannel
+from weightlane_sglang.installed import LOADER_QUESTION
+from weightlane_sglang.loader_name import LOADER_ARGUMENTS, PLUGIN_DISTRIBUTION
+from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 Device: TypeAlias = Literal["cpu", "gpu"]
 
@@ -43,6 +47,14 @@ _NO_CPU_KERNELS = (
 _CPU_NOTE = (
     "The settings for CPU are for trying things out: float32, sequences of 256 tokens at most, four at a "
     "time. SGLang's own packages hold no kernels for CPU."
+)
+_NO_LOADER_NOTE = (
+    "Without weightlane-sglang in the server's environment nothing looks into it: coverage is untraced. "
+    "Install it there (pip install weightlane-sglang) and ask again."
+)
+_LOADER_NOTE = (
+    "Code of weightlane in the server tells where weights land. It answers in a folder of this user on this "
+    f"host; {RUN_FOLDER_VARIABLE} names another one, to server and trainer alike."
 )
 _PORT_NOTE = "Whoever can reach its port can run code in it: keep it on loopback or a trusted network."
 
@@ -114,8 +126,19 @@ def server_environment(*, tensor_parallel: int, device: Device) -> dict[str, str
     return added
 
 
+def loader_arguments(search_path: Sequence[str]) -> tuple[str, ...]:
+    """The argument by which our code enters a server of this environment, where it holds that code.
+
+    SGLang dies at the first request for a loader that it cannot import, so it is never named on a guess.
+    """
+    return LOADER_ARGUMENTS if find_distribution((PLUGIN_DISTRIBUTION,), search_path) is not None else ()
+
+
 def plan_launch(context: LaunchContext) -> LaunchPlan:
-    """A server of SGLang's own that a lane can reach by requests; nothing of ours enters it.
+    """A server of SGLang's own that a lane can reach by requests.
+
+    Where its environment holds this plugin, the server is told to let our code in, so that loads can be
+    traced.
 
     Raises:
         PlanError: its address is no `http://HOST:PORT`.
@@ -126,11 +149,17 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
     arguments = launch_arguments(
         context.model, host=host, port=port, tensor_parallel=context.tensor_parallel, device=device
     )
+    environment = server_environment(tensor_parallel=context.tensor_parallel, device=device)
+    enters = context.facts.attributes.get(LOADER_QUESTION, False)
+    if enters and RUN_FOLDER_VARIABLE in os.environ:
+        environment[RUN_FOLDER_VARIABLE] = os.environ[RUN_FOLDER_VARIABLE]
+    notes = (_LOADER_NOTE if enters else _NO_LOADER_NOTE, _PORT_NOTE)
     return LaunchPlan(
-        arguments=arguments,
-        environment=server_environment(tensor_parallel=context.tensor_parallel, device=device),
-        notes=(_CPU_NOTE, _PORT_NOTE) if device == "cpu" else (_PORT_NOTE,),
+        arguments=(*arguments, *LOADER_ARGUMENTS) if enters else arguments,
+        environment=environment,
+        notes=(_CPU_NOTE, *notes) if device == "cpu" else notes,
         address=address,
+        requires=(PLUGIN_DISTRIBUTION,) if enters else (),
     )
 
 
@@ -183,11 +212,11 @@ def launched_server(
     )
     command = [str(settings.python), *arguments, *settings.arguments]
     environment = {
-        **os.environ,
+        # Ours says where this process imports from; the server has an environment of its own.
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         **server_environment(tensor_parallel=settings.tensor_parallel, device=settings.device),
         **settings.environment,
     }
-    environment.pop("PYTHONPATH", None)  # our own packages have no place in the server
     with ExitStack() as stack:
         with interrupts_held():
             try:

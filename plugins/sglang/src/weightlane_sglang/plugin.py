@@ -1,4 +1,4 @@
-"""The `sglang` backend: one era so far, and its hooks. Heavy imports stay inside the hooks."""
+"""The `sglang` backend: its two eras and their hooks. Heavy imports stay inside the hooks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from packaging.specifiers import SpecifierSet
 from weightlane.hookspecs import hookimpl
 from weightlane.types import BackendDescriptor, Capability, TransportName
 from weightlane_sglang.contract import DISTRIBUTIONS, ENGINE
-from weightlane_sglang.probes import probe_updates_without_session
+from weightlane_sglang.probes import probe_updates_in_session, probe_updates_without_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from weightlane.contexts import (
         BuildRequestsContext,
@@ -24,37 +24,45 @@ if TYPE_CHECKING:
     )
     from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
+    from weightlane.probes import ProbeResult
     from weightlane.program import Lifecycle, Program
     from weightlane.receiver import NameEntry
 
 BACKEND = "sglang"
+WITHOUT_SESSION = "updates-without-session"
+IN_SESSION = "updates-in-session"
 _FACTS_SECONDS = 30.0
 
 
 @hookimpl
 def weightlane_register_backends() -> Iterable[BackendDescriptor]:
     return [
-        BackendDescriptor(
-            name=BACKEND,
-            role="rollout",
-            engine=ENGINE,
-            era="updates-without-session",
-            versions=SpecifierSet(">=0.5.17,<0.5.21"),
-            distributions=DISTRIBUTIONS,
-            probe=probe_updates_without_session,
-            capabilities=frozenset(
-                {
-                    Capability.RECEIVE_FULL,
-                    Capability.NATIVE_REQUESTS,
-                    Capability.PAUSE,
-                    Capability.WEIGHT_VERSION,
-                }
-            ),
-            transports=(TransportName.INLINE,),
-            summary="A running SGLang server through its own HTTP requests; plain checkpoint names.",
-            install_hint="pip install 'sglang==0.5.18'",
-        )
+        _descriptor(WITHOUT_SESSION, ">=0.5.17,<0.5.21", probe_updates_without_session),
+        _descriptor(IN_SESSION, ">=0.5.21,<0.5.24", probe_updates_in_session),
     ]
+
+
+def _descriptor(era: str, versions: str, probe: Callable[[EngineFacts], ProbeResult]) -> BackendDescriptor:
+    return BackendDescriptor(
+        name=BACKEND,
+        role="rollout",
+        engine=ENGINE,
+        era=era,
+        versions=SpecifierSet(versions),
+        distributions=DISTRIBUTIONS,
+        probe=probe,
+        capabilities=frozenset(
+            {
+                Capability.RECEIVE_FULL,
+                Capability.NATIVE_REQUESTS,
+                Capability.PAUSE,
+                Capability.WEIGHT_VERSION,
+            }
+        ),
+        transports=(TransportName.INLINE,),
+        summary="A running SGLang server through its own HTTP requests; plain checkpoint names.",
+        install_hint="pip install 'sglang==0.5.18'",
+    )
 
 
 @hookimpl
@@ -91,6 +99,12 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
 
 @hookimpl
 def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
+    if context.table is not None:
+        from weightlane.trace.entries import entries_from_table
+
+        tied = {item.name: item.tied_to for item in context.worker.expected if item.tied_to}
+        dropped = {name: f"the server reads {other} for it" for name, other in tied.items()}
+        return entries_from_table(context.manifest, context.table, dropped)
     from weightlane_sglang.names import map_names
 
     return map_names(context.manifest, context.worker)
@@ -98,6 +112,10 @@ def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
 
 @hookimpl
 def weightlane_build_requests(context: BuildRequestsContext) -> Program:
+    if context.descriptor.era == IN_SESSION:
+        from weightlane_sglang.session_program import build_program_in_session
+
+        return build_program_in_session(context)
     from weightlane_sglang.requests import build_program
 
     return build_program(context)
@@ -105,6 +123,10 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 
 @hookimpl
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
+    if context.descriptor.era == IN_SESSION:
+        from weightlane_sglang.session_program import plan_lifecycle_in_session
+
+        return plan_lifecycle_in_session(context)
     from weightlane_sglang.lifecycle import plan_lifecycle
 
     return plan_lifecycle(context)

@@ -86,7 +86,7 @@ def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
         raise EngineError(
             f"{SERVER_INFO_ROUTE} of {channel.url} has no startup_time.",
             "Without it a restarted server could not be told from the one that was planned for.",
-            "This era knows SGLang 0.5.17 to 0.5.20, which all report it.",
+            "SGLang 0.5.17 to 0.5.23, which this plugin knows, all report it.",
         )
     identity = msgspec.json.encode((info.version, info.random_seed, info.startup_time), order="sorted")
     return hashlib.sha256(identity).hexdigest()[:16]
@@ -102,9 +102,15 @@ def _decode_arguments(answer: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in LAUNCH_ARGUMENTS_READ:
         value = msgspec.json.decode(everything[name]) if name in everything else None
-        if value is not None:
-            found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        if value is not None and value != []:
+            found[name] = _as_text(value)
     return found
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(str(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _Shape = TypeVar("_Shape")

@@ -1,0 +1,29 @@
+"""What the controller asks of the code inside a server, and what each rank answers. msgpack, never pickle."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from weightlane.failures import Failure
+from weightlane.messages import WireTensor
+from weightlane.trace.table import PlacementTable
+
+MOST_REQUEST_BYTES = 64 << 20
+
+
+class TraceLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="trace-load"):
+    """Run the model's own loader over stand-ins for these tensors."""
+
+    tensors: tuple[WireTensor, ...]
+
+
+class Traced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="traced"):
+    """Answer to `TraceLoad`: one rank's table."""
+
+    table: PlacementTable
+
+
+LoaderRequest: TypeAlias = TraceLoad
+LoaderReply: TypeAlias = Traced | Failure

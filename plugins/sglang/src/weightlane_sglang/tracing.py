@@ -1,0 +1,61 @@
+"""Traces the load of a live SGLang model, inside its scheduler. SGLang is imported in functions alone.
+
+Names are those of the checkpoint: they are what the requests of this backend carry. Layers wrapped for LoRA
+hold the very parameters of the layers that they wrap, and so do their twins, wherever SGLang made them so. It
+does not for the experts of a mixture: their checkpoint names then lead nowhere, the table shows it, and the
+plan refuses. Nothing is done here to make such a trace complete, since a request could not be sent that way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightlane.trace.table import PlacementTable, TableKey, TracedSource
+from weightlane.trace.tracing import Load, Receiver, trace_load
+from weightlane_sglang.contract import ENGINE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from weightlane.messages import WireTensor
+
+STYLE = "plain"
+
+
+def tensor_parallel_rank() -> int:
+    """Of the scheduler that this is called in."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(get_parallel().tp_rank)
+
+
+def trace_model(model: nn.Module, tensors: Sequence[WireTensor]) -> PlacementTable:
+    """The table of one load of `tensors` (canonical names, full shapes); the model stays as it is."""
+    sources = tuple(TracedSource(item.name, item.name, item.shape, item.dtype) for item in tensors)
+    return trace_load(receiver_of(model), sources, style=STYLE)
+
+
+def receiver_of(model: nn.Module) -> Receiver:
+    """The model that this scheduler serves, as a trace wants it."""
+    load: Load = model.load_weights  # type: ignore[assignment]  # every model class of SGLang has it
+    return Receiver(model=model, load=load, key=_key(model))
+
+
+def _key(model: nn.Module) -> TableKey:
+    import sglang
+    from sglang.srt.runtime_context import get_parallel, get_server_args
+
+    parallel = get_parallel()
+    return TableKey(
+        engine=ENGINE,
+        engine_version=sglang.__version__,
+        architecture=type(model).__name__,
+        worker=int(parallel.tp_rank),
+        workers=int(parallel.tp_size),
+        tensor_parallel=int(parallel.tp_size),
+        pipeline_parallel=int(parallel.pp_size),
+        expert_parallel=int(parallel.moe_ep_size),
+        lora=bool(get_server_args().enable_lora),
+    )
