@@ -80,7 +80,7 @@ def connect(
     Raises:
         LockError: what would be selected is not what the lock names, or the lock cannot be read.
         PlanError: every problem of the plan at once.
-        UsageError: `verify` is no level; raised before any other rank is met.
+        UsageError: `verify` or `read_back` is no word of theirs; raised before any other rank is met.
         WeightlaneError: an engine that does not answer, no backend, a lost rank.
     """
     from weightlane.connect_procedure import ConnectProcedure
@@ -91,6 +91,7 @@ def connect(
     # What cannot be meant is refused before a channel is open that nobody would close.
     level, tags, moved = _verify_level(verify), _memory_tags(release), Mode(mode)
     carrier = None if transport is None else TransportName(transport)
+    compared = _read_back_policy(read_back)
     rank, world_size = _place_among_ranks()
     number = next(_lane_numbers)
     channel = open_control_channel(
@@ -114,7 +115,7 @@ def connect(
         folder=folder,
         lane=f"lane-{number}-{secrets.token_hex(3)}",
         locked=None if locked is None else Path(locked),
-        read_back=_read_back_policy(read_back),
+        read_back=compared,
     )
     procedure = ConnectProcedure(wishes, channel)
     try:

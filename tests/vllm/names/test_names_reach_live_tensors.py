@@ -138,3 +138,24 @@ def test_floating_tensors_travel_in_the_receivers_dtype(sent: str, held: str, tr
 def test_an_unknown_name_keeps_its_dtype_and_says_unknown() -> None:
     (entry,) = map_names(manifest(TensorSpec("extra.weight", (2,), "float16")), worker())
     assert (entry.dtype, entry.targets, entry.rule, entry.dropped) == ("float16", (), UNKNOWN, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("b.block_sparse_moe.router.layer.weight", "b.block_sparse_moe.gate.weight"),
+        ("b.block_sparse_moe.input_linear.weight", "b.block_sparse_moe.experts.routed_experts.w13_weight"),
+        ("b.block_sparse_moe.output_linear.weight", "b.block_sparse_moe.experts.routed_experts.w2_weight"),
+        ("b.router.layer.weight", ""),
+    ],
+)
+def test_what_a_family_s_loader_renames_in_its_code_is_followed(name: str, target: str) -> None:
+    live = {
+        "b.gate.weight",
+        "b.block_sparse_moe.gate.weight",
+        "b.block_sparse_moe.experts.routed_experts.w13_weight",
+        "b.block_sparse_moe.experts.routed_experts.w2_weight",
+    }
+    reach = reach_of(name, live, PACKED, {})
+    assert (reach.wire, reach.target) == (name, target)
+    assert reach_of(name, {"other.weight"}, PACKED, {}).target == ""

@@ -84,19 +84,32 @@ def _suffix(name: str, piece: str, new: str) -> str | None:
 
 
 def read_rules(model: nn.Module, *, wrapper_loads: bool) -> NameRules:
-    """What a live model declares of names, beyond `packed_modules_mapping` and renamed prefixes.
-
-    Not carried: `orig_to_new_renaming`, whose entries are objects of transformers (the Transformers backend).
-    """
+    """What a live model declares of names, beyond `packed_modules_mapping` and renamed prefixes."""
     mapper: Any = getattr(model, "hf_to_vllm_mapper", None)
     patterns = getattr(mapper, "orig_to_new_regex", None) or {}
     stacked = getattr(mapper, "orig_to_new_stacked", None) or {}
     prefixes = {getattr(module, "lora_base_layer_prefix", "") for module in model.modules()}
     return NameRules(
-        patterns={getattr(pattern, "pattern", pattern): new for pattern, new in patterns.items()},
+        patterns={
+            **_renamings(mapper),
+            **{getattr(pattern, "pattern", pattern): new for pattern, new in patterns.items()},
+        },
         substrings=dict(getattr(mapper, "orig_to_new_substr", None) or {}),
         stacked={piece: new if isinstance(new, str) else new[0] for piece, new in stacked.items()},
         suffixes=dict(getattr(mapper, "orig_to_new_suffix", None) or {}),
         wrapper_loads=wrapper_loads,
         expert_prefix=next((prefix for prefix in sorted(prefixes) if prefix), ""),
     )
+
+
+def _renamings(mapper: Any) -> dict[str, str | None]:
+    """Renames that the mapper has as objects of transformers (its Transformers backend), applied first.
+
+    One that is limited to a part of the model is left out: a name that needs it reaches nothing.
+    """
+    found: dict[str, str | None] = {}
+    for renaming in getattr(mapper, "orig_to_new_renaming", None) or ():
+        if getattr(renaming, "scope_prefix", None) is None:
+            pairs = zip(renaming.source_patterns, renaming.target_patterns, strict=False)
+            found.update({source.replace("*.", r".*\."): target for source, target in pairs})
+    return found

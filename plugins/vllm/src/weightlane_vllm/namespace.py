@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightlane_vllm.experts import expert_stacks, fused_alias, one_expert, stack_alias
+from weightlane_vllm.loader_renames import loader_names
 from weightlane_vllm.mapper import NameMapper
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Namespace:
         return None
 
     def _renamings(self, name: str) -> tuple[str, ...]:
-        readings = (name, self._mapper.mapped(name), self._mapper.renamed(name))
+        readings = (name, self._mapper.mapped(name), self._mapper.renamed(name), *loader_names(name))
         return tuple(dict.fromkeys(reading for reading in readings if reading))
 
     def _readings(self, name: str) -> Iterator[tuple[str, str, str]]:
@@ -163,6 +164,8 @@ class Namespace:
             renamed = self._mapper.renamed(fused)
             if renamed is not None and renamed != fused:
                 yield renamed, f"renamed by its model class, {rule}", shard
+        for own in loader_names(name):
+            yield own, "renamed by its loader", ""
 
 
 def _changed(renamed: str | None, mapped: str) -> tuple[str, str]:

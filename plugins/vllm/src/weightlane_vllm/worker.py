@@ -185,7 +185,7 @@ class VllmWorkerEngine:
         return tuple(filled)
 
     def _checkpoint(self) -> tuple[ExpectedTensor, ...]:
-        """What the model's configuration asks for; worked out once, since it takes a second for a large one."""
+        """What the model's configuration asks for; worked out once, since a large one takes a second."""
         from weightlane.checkpoint import expected_tensors_of_config
 
         config = self._worker.vllm_config.model_config.hf_config
