@@ -134,7 +134,7 @@ def test_a_source_taken_in_too_many_pieces_is_not_called_consumed(monkeypatch: p
     table = too_fine()
     (source,) = coverage.source_coverage([table])
     assert source.consumed == source.elements  # each row continues the one before: one run
-    picked = Placement(0, 0, 0, 0, ((20, 2, 1),))
-    pieces = PlacementTable(table.key, "plain", table.sources, table.targets, (picked,))
+    picked = (Placement(0, 0, 0, 0, ((20, 2, 1),)), Placement(0, 0, 0, 40, ((20, 3, 1),)))
+    pieces = PlacementTable(table.key, "plain", table.sources, table.targets, picked)
     (source,) = coverage.source_coverage([pieces])
     assert source.consumed == 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from weightlane.errors import Problem, near_names
 from weightlane.trace.geometry import Region
-from weightlane.trace.intervals import TooFineError, count
+from weightlane.trace.intervals import TooFineError, apart, count
 from weightlane.trace.obstacle_problems import obstacle_problem
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ def source_coverage(tables: Sequence[PlacementTable]) -> tuple[SourceCoverage, .
             taken[item.source].append(Region(item.source_offset, axes))
     found: list[SourceCoverage] = []
     for source, regions in zip(tables[0].sources, taken, strict=True):
+        if len(regions) == 1 and apart(regions[0]):  # nearly all are taken whole, or once
+            found.append(SourceCoverage(source.canonical, source.wire, source.elements, regions[0].elements))
+            continue
         try:
             consumed = count(regions, [Region(0, ((source.elements, 1),))]).covered
         except TooFineError:

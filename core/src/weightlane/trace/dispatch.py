@@ -18,13 +18,13 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from weightlane.packing import dtype_name
 from weightlane.trace.constants import Constants
 from weightlane.trace.rearranging import Rearranging, cast
 from weightlane.trace.recorder import Recorder, operator_name, storage_key
-from weightlane.trace.stand_ins import COMPUTED, MIXED, StandIn, aten, stand_ins_in, written_by
+from weightlane.trace.stand_ins import COMPUTED, MIXED, StandIn, aten, stand_ins_in, tensors_in, written_by
 from weightlane.trace.values import Token, Tokens, ValueNeededError, may_be_token
 
 if TYPE_CHECKING:
@@ -52,11 +52,16 @@ class Dispatcher:
         self._same = Rearranging([source.elements for source in sources])
         self._tokens = Tokens()
         self._constants = Constants()
+        self._geometries: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
     def stand_in(self, number: int, dtype: torch.dtype) -> StandIn:
         """That of a whole source."""
         source = self._sources[number]
-        geometry = torch.empty(source.shape, dtype=dtype, device="meta")
+        # Experts are alike by the thousand, and a geometry without data can serve all of one shape.
+        geometry = self._geometries.get((source.shape, dtype))
+        if geometry is None:
+            geometry = torch.empty(source.shape, dtype=dtype, device="meta")
+            self._geometries[source.shape, dtype] = geometry
         return StandIn.make(geometry, number, dtype, (source.dtype,), self)
 
     def describe(self, item: StandIn) -> str:
@@ -90,12 +95,8 @@ class Dispatcher:
                 self._recorder.block("foreign", operator_name(operator), [], None, detail)
                 return tensor
         result = operator(*args, **kwargs)
-        for item in tree_flatten(result)[0]:
-            if (
-                isinstance(item, torch.Tensor)
-                and not isinstance(item, StandIn)
-                and self._recorder.made(item, args, kwargs)
-            ):
+        for item in tensors_in((result,)):
+            if not isinstance(item, StandIn) and self._recorder.made(item, args, kwargs):
                 self._constants.note(operator, args, item)
         return result
 

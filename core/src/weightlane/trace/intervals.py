@@ -58,6 +58,8 @@ _INSIDE = 1 << 40  # added to the depth of elements that matter; no range is cov
 
 def _explicit(region: Region) -> Region:
     """Coalesced, and with an innermost axis of stride 1, be it of size 1."""
+    if len(region.axes) == 1 and region.axes[0][1] == 1:
+        return region
     axes = coalesce(region.axes)
     return Region(region.offset, axes if axes and axes[-1][1] == 1 else (*axes, (1, 1)))
 
@@ -119,7 +121,7 @@ def _runs(region: Region) -> Iterator[tuple[int, int]]:
 
 
 def _without_overlap(regions: list[Region]) -> list[Region]:
-    if len(regions) == 1 and _apart(regions[0]):
+    if len(regions) == 1 and apart(regions[0]):
         return regions
     merged: list[tuple[int, int]] = []
     for first, last in sorted(run for region in regions for run in _runs(region)):
@@ -130,10 +132,10 @@ def _without_overlap(regions: list[Region]) -> list[Region]:
     return [Region(first, ((last - first, 1),)) for first, last in merged]
 
 
-def _apart(region: Region) -> bool:
+def apart(region: Region) -> bool:
     """Whether each step goes beyond all that the inner axes reach, so that no element comes twice."""
     reach = 1
-    for size, stride in reversed(region.axes):
+    for stride, size in sorted((stride, size) for size, stride in region.axes if size != 1):
         if stride < reach:
             return False
         reach += (size - 1) * stride

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
-from weightlane.trace.stand_ins import stand_ins_in
+from weightlane.trace.stand_ins import StandIn, stand_ins_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """With a stand-in or without."""
         given = kwargs or {}
-        if stand_ins_in(args, given):
+        if (args and type(args[0]) is StandIn) or stand_ins_in(args, given):
             return self._dispatcher.with_stand_ins(func, args, given)
         return self._dispatcher.without_stand_ins(func, args, given)
 
@@ -69,7 +69,7 @@ _LOCK = threading.Lock()
 
 def _patch() -> None:
     with _LOCK:
-        threading.Thread.start = _start_followed  # type: ignore[method-assign]
+        threading.Thread.start = _start_followed  # type: ignore[method-assign,assignment]
 
 
 def _unpatch() -> None:

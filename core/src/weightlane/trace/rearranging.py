@@ -26,8 +26,9 @@ _COPYING = {
     aten._pin_memory.default,
 }
 _BY_SHAPE = {aten._unsafe_view.default, aten._reshape_alias.default, aten._reshape_copy.default}
-# These say where in memory their elements are: true of what the loader sees, not of where it came from.
-_BY_MEMORY = {aten.as_strided.default, aten.view.dtype}
+# This says where in memory its elements are: true of what the loader sees, not of where it came from.
+_BY_MEMORY = {aten.as_strided.default}
+_OTHER_VALUES = {"_conj", "_neg_view", "view_as_real", "view_as_complex", "real", "imag"}
 _LISTS = {"cat", "concat", "stack"}
 _ORDERS = {
     "index_select",
@@ -50,6 +51,23 @@ _ORDERS = {
 }
 
 
+_WAYS: dict[int, str] = {}  # by identity: operators are never taken down, and their own hash is slow
+
+
+def _way(operator: torch._ops.OpOverload) -> str:
+    """How an operator gives elements back; "" if it does not."""
+    if operator in _SHARING:
+        return "share"
+    if operator in _COPYING:
+        return "copy"
+    if operator in _BY_SHAPE:
+        return "by shape"
+    if operator in _BY_MEMORY:
+        return "by memory"
+    other = operator is aten.view.dtype or operator._schema.name.rpartition("::")[2] in _OTHER_VALUES
+    return "view" if operator.is_view and not other else ""
+
+
 class Rearranging:
     """For one run over sources of the given numbers of elements."""
 
@@ -64,17 +82,16 @@ class Rearranging:
         kwargs: dict[str, Any],
     ) -> Any:
         """The result of a view, copy or cast of `item`; None if the operator is none of them."""
-        if operator in _SHARING:
+        way = _WAYS.get(id(operator))
+        if way is None:
+            way = _WAYS[id(operator)] = _way(operator)
+        if way == "view" or (way == "by memory" and not item.copied):
+            return self._view(operator, item, args, kwargs)
+        if way == "share":
             return item.like(item.geometry, item if item.copied else None)
-        if operator in _COPYING:
+        if way == "copy":
             return _copy(item, kwargs)
-        if not (operator.is_view or operator in _BY_SHAPE) or len(stand_ins_in(args, kwargs)) > 1:
-            return None
-        if operator in _BY_MEMORY and (item.copied or operator is aten.view.dtype):
-            return None
-        if operator in _BY_SHAPE:
-            operator, args = aten.view.default, args[:2]
-        return self._view(operator, item, args, kwargs)
+        return self._view(aten.view.default, item, args[:2], {}) if way == "by shape" else None
 
     def _view(
         self,
@@ -96,13 +113,10 @@ class Rearranging:
             if numbered is None:
                 return None
             item, seen = numbered, operator(numbered.geometry, *args[1:], **kwargs)
-        several = isinstance(seen, (list, tuple))
-        views = list(seen) if several else [seen]
-        if any(view.dtype != item.geometry.dtype or view.is_conj() or view.is_neg() for view in views):
-            return None  # halves of complex numbers, or values that are not the source's own
-        shown = [None] * len(views) if layouts is None else list(layouts) if several else [layouts]
-        made = [item.like(view, layout) for view, layout in zip(views, shown, strict=True)]
-        return made if several else made[0]
+        if isinstance(seen, torch.Tensor):
+            return item.like(seen, layouts) if seen.dtype == item.geometry.dtype else None
+        shown = layouts or [None] * len(seen)
+        return [item.like(view, layout) for view, layout in zip(seen, shown, strict=True)]
 
     def _numbered(self, item: StandIn) -> StandIn | None:
         if item.source == COMPUTED:

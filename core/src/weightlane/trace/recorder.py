@@ -6,18 +6,18 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_flatten
 
 from weightlane.packing import dtype_name
 from weightlane.trace.geometry import Region, coalesce, coalesce_joint
 from weightlane.trace.intervals import TooFineError, count
+from weightlane.trace.stand_ins import tensors_in
 from weightlane.trace.table import Fill, Obstacle, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch import Tensor
 
     from weightlane.trace.element_numbers import Run
@@ -130,11 +130,11 @@ class Recorder:
         False if it lies in memory that was there before, such as an argument's.
         """
         key = storage_key(tensor)
-        given = (item for item in tree_flatten((args, kwargs))[0] if isinstance(item, torch.Tensor))
+        given = tensors_in((*args, *kwargs.values()))
         if key in self._made or key in self.target_of or any(storage_key(item) == key for item in given):
             return False
         # A weak reference lets the memory go and keeps its address from being another's.
-        self._made[key] = StorageWeakRef(tensor.untyped_storage())
+        self._made[key] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         return True
 
     def was_made(self, tensor: Tensor) -> bool:

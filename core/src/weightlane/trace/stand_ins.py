@@ -9,19 +9,19 @@ follows the tensor, not the thread, so that loaders may use threads.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
     from weightlane.trace.dispatch import Dispatcher
 
 aten = torch.ops.aten
+_T = TypeVar("_T")
 
 MIXED = -1
 """The source number of a stand-in whose geometry holds element numbers."""
@@ -33,7 +33,8 @@ COMPUTED = -2
 class StandIn(torch.Tensor):
     """See the module. `origins` are the sources that it comes from, `operator` what computed it, if any.
 
-    `shares`: it is computed, and lies in the memory of its source nevertheless.
+    `shares`: it is computed, and lies in the memory of its source nevertheless. `copied`: it says to be laid
+    out otherwise than its elements lie in their source.
     """
 
     geometry: Tensor
@@ -43,6 +44,7 @@ class StandIn(torch.Tensor):
     origins: tuple[int, ...]
     operator: str
     shares: bool
+    copied: bool
 
     # Straight to dispatch: torch functions need no wrapping here, and it halves the time of a trace.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -75,6 +77,9 @@ class StandIn(torch.Tensor):
         )
         made.geometry, made.source, made.casts, made.dispatcher = geometry, source, casts, dispatcher
         made.origins, made.operator, made.shares = origins or (source,), operator, False
+        made.copied = layout is not None and (
+            (layout.stride(), layout.storage_offset()) != (geometry.stride(), geometry.storage_offset())
+        )
         return made
 
     def like(self, geometry: Tensor, layout: Tensor | None = None) -> StandIn:
@@ -88,21 +93,15 @@ class StandIn(torch.Tensor):
         """A tensor without data, laid out as this one says that it is."""
         return torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
 
-    @property
-    def copied(self) -> bool:
-        """Whether it says to be laid out otherwise than its elements lie in their source."""
-        own, true = (self.stride(), self.storage_offset()), self.geometry
-        return own != (true.stride(), true.storage_offset())
-
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StandIn({self.dispatcher.describe(self)}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    def __deepcopy__(self, memo: Any) -> StandIn:  # type: ignore[override]
+    def __deepcopy__(self, memo: Any) -> StandIn:
         return self  # nothing can change it
 
     # Ways to a value that dispatch does not see. A loader may swallow what they raise: hence the record.
 
-    def item(self) -> float:  # type: ignore[override]
+    def item(self) -> float:
         """A token, see `values`."""
         return self.dispatcher.token(self)
 
@@ -113,7 +112,7 @@ class StandIn(torch.Tensor):
         self.dispatcher.value_needed(self, "numpy, tolist or data_ptr")
 
     __bool__ = __float__ = __int__ = __index__ = __complex__ = _needed
-    numpy = tolist = data_ptr = __array__ = __dlpack__ = __reduce_ex__ = _data_needed  # type: ignore[assignment]
+    numpy = tolist = data_ptr = __array__ = __dlpack__ = __reduce_ex__ = _data_needed
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -129,16 +128,25 @@ class StandIn(torch.Tensor):
 
 def stand_ins_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[StandIn]:
     """All stand-ins among the arguments of an operator, also inside lists."""
-    found: list[StandIn] = []
-    nested = bool(kwargs)
-    for item in args:
-        if isinstance(item, StandIn):
+    found = [item for item in args if isinstance(item, (StandIn, list, tuple))]
+    if kwargs:
+        found += [item for item in kwargs.values() if isinstance(item, (StandIn, list, tuple))]
+    return _of_kind(StandIn, found)
+
+
+def tensors_in(items: Iterable[Any]) -> list[Tensor]:
+    """All tensors among them, also inside lists."""
+    return _of_kind(torch.Tensor, items)
+
+
+def _of_kind(kind: type[_T], items: Iterable[Any]) -> list[_T]:
+    found: list[_T] = []
+    for item in items:
+        if isinstance(item, kind):
             found.append(item)
         elif isinstance(item, (list, tuple)):
-            nested = nested or any(isinstance(part, (torch.Tensor, list, tuple)) for part in item)
-    if not nested:
-        return found
-    return [item for item in tree_flatten((args, kwargs))[0] if isinstance(item, StandIn)]
+            found += _of_kind(kind, item)
+    return found
 
 
 def written_by(
@@ -153,13 +161,14 @@ def written_by(
     return written
 
 
-_WRITTEN: dict[torch._ops.OpOverload, tuple[tuple[int, str], ...]] = {}
+# By identity: operators are never taken down, and their own hash is slow.
+_WRITTEN: dict[int, tuple[tuple[int, str], ...]] = {}
 
 
 def _written_arguments(operator: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
-    known = _WRITTEN.get(operator)
+    known = _WRITTEN.get(id(operator))
     if known is None:
-        known = _WRITTEN[operator] = tuple(
+        known = _WRITTEN[id(operator)] = tuple(
             (position, argument.name)
             for position, argument in enumerate(operator._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write

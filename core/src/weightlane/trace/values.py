@@ -27,12 +27,12 @@ class Token(float):
     def _refused(self, *_: Any) -> NoReturn:
         self.refuse()
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused  # type: ignore[assignment]
-    __bool__ = __int__ = __float__ = __trunc__ = __floor__ = __ceil__ = __round__ = _refused  # type: ignore[assignment]
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refused  # type: ignore[assignment]
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refused  # type: ignore[assignment]
-    __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __abs__ = __divmod__ = _refused  # type: ignore[assignment]
-    is_integer = as_integer_ratio = hex = _refused  # type: ignore[assignment]
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refused
+    __bool__ = __int__ = __float__ = __trunc__ = __floor__ = __ceil__ = __round__ = _refused
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refused
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refused
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = __abs__ = __divmod__ = _refused
+    is_integer = as_integer_ratio = hex = _refused
     __hash__ = float.__hash__
 
 
