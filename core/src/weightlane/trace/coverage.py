@@ -14,7 +14,8 @@ from weightlane.trace.obstacle_problems import obstacle_problem
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightlane.trace.table import PlacementTable, TracedTarget
+    from weightlane.trace.geometry import JointAxes
+    from weightlane.trace.table import Placement, PlacementTable, TracedTarget
 
 _MOST_NEAR_NAMES = 20  # as in plan_check: one wrong prefix makes every name a problem
 
@@ -80,22 +81,32 @@ def source_coverage(tables: Sequence[PlacementTable]) -> tuple[SourceCoverage, .
 
     A layout too fine to be counted is given as not consumed at all.
     """
-    taken: list[list[Region]] = [[] for _ in tables[0].sources]
+    taken: list[list[Placement]] = [[] for _ in tables[0].sources]
     for table in tables:
         for item in table.placements:
-            axes = tuple((size, stride) for size, stride, _ in item.axes)
-            taken[item.source].append(Region(item.source_offset, axes))
+            taken[item.source].append(item)
     found: list[SourceCoverage] = []
-    for source, regions in zip(tables[0].sources, taken, strict=True):
-        if len(regions) == 1 and apart(regions[0]):  # nearly all are taken whole, or once
-            found.append(SourceCoverage(source.canonical, source.wire, source.elements, regions[0].elements))
-            continue
-        try:
-            consumed = count(regions, [Region(0, ((source.elements, 1),))]).covered
-        except TooFineError:
-            consumed = 0
+    once: dict[JointAxes, int | None] = {}  # experts are taken alike by the thousand
+    for source, items in zip(tables[0].sources, taken, strict=True):
+        consumed: int | None = None
+        if len(items) == 1:
+            axes = items[0].axes
+            if axes not in once:
+                region = _taken(items[0])
+                once[axes] = region.elements if apart(region) else None
+            consumed = once[axes]
+        if consumed is None:
+            try:
+                regions = [_taken(item) for item in items]
+                consumed = count(regions, [Region(0, ((source.elements, 1),))]).covered
+            except TooFineError:
+                consumed = 0
         found.append(SourceCoverage(source.canonical, source.wire, source.elements, consumed))
     return tuple(found)
+
+
+def _taken(item: Placement) -> Region:
+    return Region(item.source_offset, tuple((size, stride) for size, stride, _ in item.axes))
 
 
 def coverage_problems(
