@@ -35,9 +35,13 @@ WIRES = tuple(WireTensor(name, tuple(t.shape), dtype_name(t.dtype)) for name, t 
 
 
 class FakeWorkerEngine:
-    """Copies what it is handed, as the contract asks; `keeps_views` makes it break the contract."""
+    """Copies what it is handed, as the contract asks; `keeps_views` makes it break the contract.
 
-    def __init__(self, *, worker: int = 0, incarnation: str = "first") -> None:
+    Its checkpoint has `prefix` before every name that its loader takes.
+    """
+
+    def __init__(self, *, worker: int = 0, incarnation: str = "first", prefix: str = "") -> None:
+        self.prefix = prefix
         self.worker = worker
         self.incarnation = incarnation
         self.held: dict[str, Tensor] = {}
@@ -54,7 +58,7 @@ class FakeWorkerEngine:
             host="here",
             process_id=1,
             incarnation=self.incarnation,
-            expected=tuple(ExpectedTensor(wire.name, wire.shape) for wire in WIRES),
+            expected=tuple(ExpectedTensor(self.prefix + wire.name, wire.shape) for wire in WIRES),
         )
 
     def current_incarnation(self) -> str:

@@ -74,7 +74,7 @@ class DiskLane:
         self.folder = LaneFolder(self.plan.lane, parent)
         self.written: list[WrittenVersion] = []
         self.sink = DiskSink(self.plan, self.folder, [self.written.append])
-        self.engine = FakeWorkerEngine()
+        self.engine = FakeWorkerEngine(prefix="model.")
         self.agent = agent_of_fake(self.engine)
         ask(self.agent, Attach(self.plan.receive_plan(0, {}, self.folder.path)))
         self.engine.calls.clear()

@@ -55,7 +55,10 @@ class FakeLane:
         first = plan.replicas[0]
         second = replace(first, replica=1, incarnations={0: "other"})
         self.plan = replace(plan, replicas=(first, second))
-        self.engines = (FakeWorkerEngine(), FakeWorkerEngine(incarnation="other"))
+        self.engines = (
+            FakeWorkerEngine(prefix="model."),
+            FakeWorkerEngine(incarnation="other", prefix="model."),
+        )
         self.fronts: list[Any] = [FakeFront(engine) for engine in self.engines]
         self.sessions = [
             ReplicaSession(self.plan, number, front, Bounds()) for number, front in enumerate(self.fronts)

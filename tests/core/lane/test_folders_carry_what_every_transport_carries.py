@@ -48,7 +48,7 @@ def test_every_transport_carries_one_manifest_and_one_digest(ran: list[RankOutco
         assert len({str(facts["manifest"]) for facts in told}) == 1
         (verified,) = {str(facts["verified"]) for facts in told}
         assert (
-            "counts equal on 1 worker, digests equal on 1, 77,120 elements read back equal on 1" in verified
+            "counts equal on 1 worker, digests equal on 1, 127,296 elements read back equal on 1" in verified
         )
 
 
