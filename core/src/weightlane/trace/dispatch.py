@@ -141,8 +141,12 @@ class Dispatcher:
     def _write(
         self, operator: torch._ops.OpOverload, tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        given = stand_ins_in(args, kwargs)
-        origins = _origins(given)
+        copies = operator is aten.copy_.default or operator is aten.fill_.Tensor
+        target = None if isinstance(tensor, StandIn) else self._recorder.target_of.get(storage_key(tensor))
+        if target is not None and copies and isinstance(args[1], StandIn):
+            self._copy(args[1], target, tensor)
+            return
+        origins = _origins(stand_ins_in(args, kwargs))
         name = operator_name(operator)
         if isinstance(tensor, StandIn):
             if tensor.source == COMPUTED and not tensor.shares:
@@ -150,14 +154,9 @@ class Dispatcher:
                 return
             self._recorder.changed_sources.update(number for number in tensor.origins if number >= 0)
             self._recorder.block("changed-source", name, tensor.origins, None)
-            return
-        target = self._recorder.target_of.get(storage_key(tensor))
-        copies = operator is aten.copy_.default or operator is aten.fill_.Tensor
-        if target is None:
+        elif target is None:
             kind: ObstacleKind = "staged" if self._recorder.was_made(tensor) else "foreign"
             self._recorder.block(kind, name, origins, None, f"a tensor of shape {list(tensor.shape)}")
-        elif copies and isinstance(args[1], StandIn):
-            self._copy(args[1], target, tensor)
         else:
             self._recorder.block("computed", name, origins, target)
 
