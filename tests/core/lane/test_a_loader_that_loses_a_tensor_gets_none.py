@@ -79,3 +79,15 @@ def test_live_tensors_are_found_by_every_name_of_the_table(model_folder: Path) -
         for name in (target.name, *target.aliases):
             assert tuple(live[name].shape) == target.shape
             assert isinstance(live[name], torch.Tensor)
+
+
+def test_an_engine_that_let_go_of_its_weights_is_proven_all_the_same(model_folder: Path) -> None:
+    # Their memory is nowhere then, which must not look as if they shared it.
+    weights = weights_of(model_folder)
+    (engine,) = engines(model_folder, 1)
+    engine.sleep(("weights",))
+    lane = lane_to(weights, [engine], release=("weights",))
+    assert lane.plan().replicas[0].coverage == "proven"
+    lane.sync(version=1)
+    assert held_equal(engine, weights)
+    lane.close()

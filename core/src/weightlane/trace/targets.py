@@ -90,7 +90,7 @@ def describe_targets(targets: Sequence[Target]) -> tuple[TracedTarget, ...]:
         same = live is not None and _looks_alike(form, live)
         # Live tensors on the meta device have no address: each is its own memory.
         shared = same and live is not None and not live.is_meta and live.numel() > 0
-        key = (live.untyped_storage().data_ptr(), live.dtype) if shared and live is not None else id(form)
+        key = (_memory_of(live), live.dtype) if shared and live is not None else id(form)
         described.append(
             TracedTarget(
                 name=item.names[0],
@@ -110,3 +110,8 @@ def describe_targets(targets: Sequence[Target]) -> tuple[TracedTarget, ...]:
 
 def _looks_alike(form: Tensor, live: Tensor) -> bool:
     return (form.shape, form.stride(), form.dtype) == (live.shape, live.stride(), live.dtype)
+
+
+def _memory_of(live: Tensor) -> int:
+    """Where its memory is; where that was let go, as while an engine sleeps, the storage stands for it."""
+    return live.untyped_storage().data_ptr() or storage_key(live)
