@@ -23,7 +23,7 @@ from weightlane.manifest import Manifest, RankManifest, TensorSpec
 from weightlane.peft import AdapterConfig
 from weightlane.plan import LanePlan, ReplicaPlan
 from weightlane.program import AgentMove, EngineCall, MemoryCalls, Program, RequestMove, TrainerLifecycle
-from weightlane.receiver import ExpectedTensor, LiveTensor, NameEntry, WorkerDescription
+from weightlane.receiver import ExpectedTensor, LiveTensor, NameEntry, NameRules, WorkerDescription
 from weightlane.residency import WorkerResidency
 from weightlane.trace.figures import TraceFigures
 from weightlane.trace.table import (
@@ -86,6 +86,14 @@ DESCRIPTION = WorkerDescription(
     expected=(ExpectedTensor("y", (2, 0), "int8", tied_to="z"),),
     packed={"qkv_proj": ("q_proj", "k_proj")},
     renames={"model.": "language_model."},
+    rules=NameRules(
+        patterns={"^visual": None},
+        substrings={".block.": ".layer."},
+        stacked={"q_proj": "qkv_proj"},
+        suffixes={"gamma": "weight"},
+        wrapper_loads=False,
+        expert_prefix="base_layer.",
+    ),
     facts=FACTS,
 )
 TABLE = PlacementTable(
