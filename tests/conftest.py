@@ -24,6 +24,9 @@ pytest_plugins = ["requirement_marks", "pytester"]
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("weightlane", "real engines")
     group.addoption("--vllm-python", metavar="PYTHON", help="interpreter of an environment that has vLLM")
+    group.addoption(
+        "--vllm-older", metavar="FOLDER", help="vLLM 0.27.1 alone, to be put before that environment's own"
+    )
     group.addoption("--sglang-python", metavar="PYTHON", help="interpreter of an environment that has SGLang")
     group.addoption("--models-dir", metavar="DIR", help="where examples/smollm2.py wrote its folders")
 

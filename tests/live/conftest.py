@@ -14,6 +14,15 @@ def vllm_python(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
+def vllm_older(pytestconfig: pytest.Config) -> Path:
+    """The folder that holds an older vLLM, for PYTHONPATH in the environment of `vllm_python`."""
+    folder = Path(_required(pytestconfig, "--vllm-older")).absolute()
+    if not (folder / "vllm").is_dir():
+        pytest.fail(f"--vllm-older={folder}: there is no vllm in it", pytrace=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def sglang_python(pytestconfig: pytest.Config) -> Path:
     """The interpreter of an environment that has SGLang and nothing of weightlane."""
     return _existing_file(pytestconfig, "--sglang-python")

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from weightlane.contexts import MapNamesContext
+from weightlane.facts import no_facts
+from weightlane.manifest import Manifest, TensorSpec
+from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane.trace.table import Placement, PlacementTable, TableKey, TracedSource, TracedTarget
+from weightlane.types import Phase
+from weightlane_vllm.eras import ERAS
+from weightlane_vllm.plugin import weightlane_map_names
 from weightlane_vllm.traced_names import TracedNames
 
 
@@ -45,3 +52,30 @@ def test_a_new_model_knows_nothing_of_the_old_ones_traces() -> None:
     names.add("two", table(("b", "b")))
     assert not names.known("one")
     assert [problem.subject for problem in names.unreached(["a"], receiver="worker 0")] == ["a"]
+
+
+def test_the_map_is_the_traces_where_there_is_one_and_the_static_rules_else() -> None:
+    worker = WorkerDescription(
+        0,
+        1,
+        "host",
+        1,
+        "one",
+        live=(LiveTensor("a.weight", (2,), "bfloat16"),),
+        expected=(ExpectedTensor("a.weight", (2,)), ExpectedTensor("head.weight", (2,), tied_to="a.weight")),
+    )
+    specs = tuple(TensorSpec(name, (2,), "float32", (0,)) for name in ("a.weight", "head.weight", "b.weight"))
+    manifest = Manifest(Phase.FULL, 1, specs)
+    traced = table(("a.weight", "a.base_layer.weight"), ("b.weight", "b.weight"))
+
+    def asked(known: PlacementTable | None) -> list[tuple[str, tuple[str, ...], str]]:
+        context = MapNamesContext(ERAS[0], no_facts("vllm"), manifest, worker, known)
+        return [(entry.wire, entry.targets, entry.dropped) for entry in weightlane_map_names(context)]
+
+    tied = ("head.weight", (), "the receiver reads a.weight for it")
+    assert asked(traced) == [
+        ("a.base_layer.weight", ("live.a.weight",), ""),
+        tied,
+        ("b.weight", ("live.b.weight",), ""),
+    ]
+    assert asked(None) == [("a.weight", ("a.weight",), ""), tied, ("b.weight", (), "")]

@@ -2,7 +2,7 @@
 
 One lane after the other, one for each transport:
 
-python sync_own_llm.py MODEL ANSWER TRANSPORT...
+python sync_own_llm.py MODEL ANSWER LORA TRANSPORT...     (LORA: on or off; no adapter is ever loaded)
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ TOKENS = 8
 
 
 def main() -> None:
-    model_folder, answer, *transports = sys.argv[1:]
+    model_folder, answer, lora, *transports = sys.argv[1:]
     import torch
     from transformers import AutoModelForCausalLM
     from vllm import LLM, SamplingParams
 
     import weightlane as wl
 
+    with_lora: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8} if lora == "on" else {}
     llm = LLM(
         model=model_folder,
         dtype="float32",
@@ -32,6 +33,7 @@ def main() -> None:
         enforce_eager=True,
         skip_tokenizer_init=True,
         worker_extension_cls="weightlane_vllm.worker_extension.WeightlaneWorkerExtension",
+        **with_lora,
     )
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
@@ -76,6 +78,8 @@ def main() -> None:
                         or max(abs(a - b) for a, b in zip(expected[1], stale[1], strict=True)) > 1e-2,
                         "version": through_us.weight_version,
                         "transport": lane.plan().replicas[0].transport.value,
+                        "era": lane.plan().replicas[0].era,
+                        "coverage": lane.plan().replicas[0].coverage,
                     }
                 )
                 stale = expected
