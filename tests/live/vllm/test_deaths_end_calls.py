@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
+BACKEND = "weightlane-vllm/vllm@lora-load-weights"  # two eras share the plain name
+
 ENDS_WITHIN = 30.0
 
 
@@ -52,7 +54,7 @@ def test_a_killed_engine_core_ends_the_long_call(
     trainer = trainer_of(tiny_folder)
     with start_front(tiny_folder, 2) as front:
         endpoint = FrontEndpoint(front.address, 60.0)
-        workers = endpoint.describe_workers("vllm")
+        workers = endpoint.describe_workers(BACKEND)
         target = int(stat_of(workers[-1].process_id)[1])  # the workers' parent
         with wl.connect(
             trainer=wl.trainer("torch", model=trainer.model),

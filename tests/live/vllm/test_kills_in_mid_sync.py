@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from weightlane.front.process import FrontProcess
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+BACKEND = "weightlane-vllm/vllm@lora-load-weights"  # two eras share the plain name
 WITHIN_SECONDS = 30.0
 SLOW = {"bucket-bytes": 1 << 16, "bucket-seconds": 0.5}
 
@@ -48,7 +50,7 @@ def test_a_trainer_rank_then_a_worker_killed_in_mid_sync(
         )
 
         # A worker dies: no rank is left waiting for it.
-        victim = FrontEndpoint(front.address, 60.0).describe_workers("vllm")[1].process_id
+        victim = FrontEndpoint(front.address, 60.0).describe_workers(BACKEND)[1].process_id
         with parity_ranks(
             model=tiny_folder, engine="vllm", url=front.address, ranks=2, options=SLOW
         ) as group:

@@ -9,7 +9,7 @@ from weightlane.errors import EngineError
 from weightlane.front.client import FrontEndpoint
 from weightlane.front.desk import FrontDesk
 from weightlane.front.endpoint import LocalEndpoint
-from weightlane_vllm.facts import ENGINE
+from weightlane_vllm.eras import reference_here
 from weightlane_vllm.front_engine import LlmFrontEngine
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class LlmEndpoint(LocalEndpoint):
             )
         address = f"vLLM LLM in process {os.getpid()}"
         self._llm = llm
-        self._engine = LlmFrontEngine(llm, backend=ENGINE, start_seconds=timeout_seconds)
+        self._engine = LlmFrontEngine(llm, backend=reference_here(), start_seconds=timeout_seconds)
         self._open = True
         super().__init__(FrontDesk(self._engine, origin=address), address, timeout_seconds)
 

@@ -42,6 +42,19 @@ def probe_base_layer_names(facts: EngineFacts) -> ProbeResult:
     return Viable((*extension.evidence, absent))
 
 
+def reference_here() -> str:
+    """Names, to this engine's workers, the backend of the era that this process's own vLLM is of.
+
+    A plain backend name stands for both eras. Imports vLLM.
+    """
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    newer, older = ERAS
+    era = newer if "load_weights" in BaseLayerWithLoRA.__dict__ else older
+    return f"{_DISTRIBUTION}/{BACKEND}@{era.era}"
+
+
+_DISTRIBUTION = "weightlane-vllm"
 _CAPABILITIES = frozenset({Capability.RECEIVE_FULL, Capability.WORKER_AGENT, Capability.WEIGHT_VERSION})
 _TRANSPORTS = (TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE, TransportName.DISK)
 _INSTALL_HINT = "pip install 'weightlane-vllm[vllm]'"

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from weightlane.errors import WeightlaneError
-from weightlane_vllm.facts import ENGINE
+from weightlane_vllm.eras import reference_here
 from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS, LlmFrontEngine
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         worker_extension_cls=WORKER_EXTENSION_CLASS,
     )
     try:
-        engine = LlmFrontEngine(llm, backend=ENGINE, start_seconds=_DESCRIBE_SECONDS)
+        engine = LlmFrontEngine(llm, backend=reference_here(), start_seconds=_DESCRIBE_SECONDS)
         serve_front(engine, options.address)
     except WeightlaneError as error:
         sys.stderr.write(f"{error}\n{getattr(error, 'remote_traceback', '')}\n")
