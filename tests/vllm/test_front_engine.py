@@ -14,7 +14,7 @@ from weightlane.agent import WorkerAgent
 from weightlane.errors import EngineError, PluginError
 from weightlane.facts import EngineFacts
 from weightlane.receiver import WorkerDescription
-from weightlane_vllm.facts import WEIGHT_VERSION
+from weightlane_vllm.facts import SAMPLE_VERSIONS, WEIGHT_VERSION
 from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS, LlmFrontEngine
 
 if TYPE_CHECKING:
@@ -59,10 +59,11 @@ class FakeWorkerEngine:
 class FakeLlm:
     """Two workers with agents, and an engine core that labels what it generates."""
 
-    def __init__(self, *, labels: bool = True, extension: str = WORKER_EXTENSION_CLASS) -> None:
-        facts = EngineFacts(
-            engine="vllm", version="0.32.0", source="worker", attributes={WEIGHT_VERSION: labels}
-        )
+    def __init__(
+        self, *, labels: bool = True, labels_outputs: bool = True, extension: str = WORKER_EXTENSION_CLASS
+    ) -> None:
+        attributes = {WEIGHT_VERSION: labels, SAMPLE_VERSIONS: labels and labels_outputs}
+        facts = EngineFacts(engine="vllm", version="0.32.0", source="worker", attributes=attributes)
         self.agents = [
             WorkerAgent(lambda _, rank=rank: FakeWorkerEngine(rank, facts), origin=f"worker {rank}")
             for rank in range(2)
@@ -176,6 +177,17 @@ def test_an_engine_without_labels_is_stamped_with_what_was_published() -> None:
     unlabelled = completion("")
     unlabelled.weight_versions = None
     assert engine._generation(unlabelled).weight_version == 3
+    engine.detach()
+
+
+def test_an_engine_whose_outputs_carry_no_label_is_stamped_likewise() -> None:
+    llm = FakeLlm(labels_outputs=False)
+    engine = LlmFrontEngine(llm, backend="vllm", start_seconds=5.0)
+    sync(engine, 3)
+    output = completion("")
+    del output.weight_versions  # 0.27.1 has no such field
+    assert engine._generation(output).weight_version == 3
+    assert llm.label == "3", "it can be told all the same"
     engine.detach()
 
 

@@ -14,6 +14,7 @@ from weightlane_vllm.facts import (
     CPU_PREPACK_SWITCH,
     DISTRIBUTIONS,
     LORA_LOAD_WEIGHTS,
+    SAMPLE_VERSIONS,
     WEIGHT_VERSION,
     WORKER_EXTENSION,
     installed_facts,
@@ -112,6 +113,7 @@ SOURCES = {
     "vllm/lora/layers/base.py": "class BaseLayerWithLoRA:\n    def load_weights(self, weights): ...\n",
     "vllm/config/parallel.py": "class ParallelConfig:\n    worker_extension_cls: str = ''\n",
     "vllm/v1/engine/llm_engine.py": "class LLMEngine:\n    def set_weight_version(self, version): ...\n",
+    "vllm/outputs.py": "class CompletionOutput:\n    weight_versions: list | None = None\n",
     "vllm/_custom_ops.py": "raise RuntimeError('imported')\n_supports_onednn = True\n",
 }
 
@@ -143,6 +145,7 @@ def test_an_installed_package_is_read_and_not_imported(
         LORA_LOAD_WEIGHTS: True,
         WORKER_EXTENSION: True,
         WEIGHT_VERSION: True,
+        SAMPLE_VERSIONS: True,
         CPU_PREPACK_SWITCH: True,
     }
     assert isinstance(probe_lora_load_weights(facts), Viable)

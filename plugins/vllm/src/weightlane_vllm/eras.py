@@ -55,7 +55,7 @@ def reference_here() -> str:
 
 
 _DISTRIBUTION = "weightlane-vllm"
-_CAPABILITIES = frozenset({Capability.RECEIVE_FULL, Capability.WORKER_AGENT, Capability.WEIGHT_VERSION})
+_CAPABILITIES = frozenset({Capability.RECEIVE_FULL, Capability.WORKER_AGENT})
 _TRANSPORTS = (TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE, TransportName.DISK)
 _INSTALL_HINT = "pip install 'weightlane-vllm[vllm]'"
 
@@ -68,7 +68,7 @@ ERAS = (
         versions=SpecifierSet(">=0.28,<0.33"),
         distributions=DISTRIBUTIONS,
         probe=probe_lora_load_weights,
-        capabilities=_CAPABILITIES,
+        capabilities=_CAPABILITIES | {Capability.WEIGHT_VERSION},
         transports=_TRANSPORTS,
         summary="vLLM through an agent in its workers; plain checkpoint names.",
         install_hint=_INSTALL_HINT,

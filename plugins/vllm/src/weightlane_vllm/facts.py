@@ -26,7 +26,10 @@ WORKER_EXTENSION = "vllm.config:ParallelConfig.worker_extension_cls"
 """The worker class can be given our one method by launch argument."""
 
 WEIGHT_VERSION = "vllm.v1.engine.llm_engine:LLMEngine.set_weight_version"
-"""The engine itself labels every sampled token with the version of its weights."""
+"""The engine can be told the version of its weights, to label what it samples."""
+
+SAMPLE_VERSIONS = "vllm.outputs:CompletionOutput.weight_versions"
+"""That label comes back with every output; absent in 0.27.1, which can be told a version."""
 
 CPU_PREPACK_SWITCH = "vllm._custom_ops:_supports_onednn"
 """The module attribute that makes the CPU build pack linear weights away after loading."""
@@ -63,6 +66,7 @@ QUESTIONS = (
         "worker_extension_cls",
     ),
     Question(WEIGHT_VERSION, ("vllm/v1/engine/llm_engine.py",), "LLMEngine", "set_weight_version"),
+    Question(SAMPLE_VERSIONS, ("vllm/outputs.py",), "CompletionOutput", "weight_versions"),
     Question(CPU_PREPACK_SWITCH, ("vllm/_custom_ops.py",), "", "_supports_onednn"),
 )
 
@@ -122,6 +126,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
     import vllm._custom_ops as custom_ops
     from vllm.config import ParallelConfig
     from vllm.lora.layers import BaseLayerWithLoRA
+    from vllm.outputs import CompletionOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
     config = worker.vllm_config
@@ -134,6 +139,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
             LORA_LOAD_WEIGHTS: "load_weights" in BaseLayerWithLoRA.__dict__,
             WORKER_EXTENSION: "worker_extension_cls" in ParallelConfig.__dataclass_fields__,
             WEIGHT_VERSION: "set_weight_version" in LLMEngine.__dict__,
+            SAMPLE_VERSIONS: "weight_versions" in CompletionOutput.__dataclass_fields__,
             CPU_PREPACK_SWITCH: "_supports_onednn" in vars(custom_ops),
             PLAIN_CPU_WEIGHTS: plain_cpu_weights,
         },

@@ -10,7 +10,7 @@ from weightlane import failures, messages
 from weightlane.errors import EngineError
 from weightlane.generation_lengths import require_lengths
 from weightlane_vllm.driver import LlmDriver
-from weightlane_vllm.facts import WEIGHT_VERSION
+from weightlane_vllm.facts import SAMPLE_VERSIONS, WEIGHT_VERSION
 from weightlane_vllm.requests import RESET_PREFIX_CACHE
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class LlmFrontEngine:
 
     def _version_of(self, completion: Any) -> int | None:
         """The engine's own label of these tokens; where an engine keeps none, what we last published."""
-        if not self._facts.attributes.get(WEIGHT_VERSION):
+        if not self._facts.attributes.get(SAMPLE_VERSIONS):
             return self._published
         labels = [span.version for span in completion.weight_versions or ()]
         if self._published is not None and labels != [str(self._published)]:
