@@ -110,6 +110,10 @@ class NotServableError(EngineError):
     """The receiver refuses to generate: its weights are no published version, or it has let go of memory."""
 
 
+class ContractError(WeightlaneError):
+    """A contract snapshot is damaged, or there is none for what was asked."""
+
+
 class ExportError(WeightlaneError):
     """The trainer cannot give a tensor as the manifest announced it."""
 

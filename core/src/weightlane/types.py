@@ -119,3 +119,5 @@ class BackendDescriptor:
     """The command that installs the engine, for the environment where it is to run."""
     options: frozenset[str] = field(default_factory=frozenset)
     """Names accepted in `trainer(..., options)` / `rollout(..., options)`; any other is an error."""
+    contracts: str = ""
+    """The package whose folder `contracts/VERSION/` holds snapshots of what the engine's loader does."""
