@@ -5,6 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _log = logging.getLogger("weightlane.selection")
 _shown: set[str] = set()
@@ -33,3 +38,11 @@ def log_once(message: str) -> None:
             return
         _logged.add(message)
     _log.info("%s", message)
+
+
+@contextmanager
+def quiet_plugins() -> Iterator[None]:
+    """Keeps warnings about plugins back, for a command whose own answer says what concerns it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        yield

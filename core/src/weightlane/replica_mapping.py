@@ -82,7 +82,7 @@ def map_replica(
     if len({table.style for table in tables}) < 2:
         problems += _differing_workers(per_worker, replica)
     if isinstance(answer, Untraced):
-        return _unproven(answer, manifest, entries, problems, replica)
+        return _unproven(answer, manifest, entries, problems, replica, where)
     return MappedReplica(entries, tuple(problems), "proven", figures=figures_of(tables))
 
 
@@ -92,13 +92,18 @@ def _unproven(
     entries: tuple[NameEntry, ...],
     problems: Sequence[Problem],
     replica: OpenReplica,
+    where: str,
 ) -> MappedReplica:
-    context = AssumptionContext(replica.facts, manifest, replica.workers, answer.reason)
+    context = AssumptionContext(
+        replica.selected.descriptor, replica.facts, manifest, replica.workers, entries, where
+    )
     assumed = assumption_for(context)
-    if assumed is None:
-        return MappedReplica(entries, tuple(problems), reason=answer.reason)
+    if isinstance(assumed, Untraced):
+        return MappedReplica(entries, tuple(problems), reason=f"{answer.reason}; {assumed.reason}")
     reason = f"{assumed.source}; {answer.reason}"
-    return MappedReplica(entries, (*problems, *assumed.problems), "assumed", reason)
+    named = {problem.subject for problem in problems}
+    more = [problem for problem in assumed.problems if problem.subject not in named]
+    return MappedReplica(assumed.entries, (*problems, *more), "assumed", reason)
 
 
 def _capability_problem(replica: OpenReplica, mode: Mode) -> Problem | None:

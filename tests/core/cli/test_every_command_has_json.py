@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
     from conftest import FakeSite, Run
 
-NEEDED = {"launch-args": ["reference"]}
+NEEDED = {
+    "diff": ["vllm", "1.0", "2.0", "--arch", "FakeForCausalLM"],
+    "explain": ["name", "--engine", "vllm", "--arch", "FakeForCausalLM"],
+    "launch-args": ["reference"],
+    "plan": [".", "--engine", "vllm"],
+}
 """What a command cannot do without."""
 
 
@@ -116,6 +121,9 @@ def test_a_command_that_breaks_exits_with_two_and_shows_its_traceback(
         (["launch-args", "vlllm"], 1),
         (["launch-args"], 2),
         (["doctorr"], 2),
+        (["plan", "."], 2),
+        (["explain", "name"], 2),
+        (["diff", "vllm", "0.1", "0.2", "--arch", "FakeForCausalLM"], 1),
     ],
 )
 def test_the_status_is_the_same_with_and_without_json(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from weightlane.cli import main
+from weightlane.facts import EngineFacts
+from weightlane.receiver import ExpectedTensor
+from weightlane.registry import Registry
 from weightlane.trace.contract_making import contract_from_tables
 from weightlane.trace.table import PlacementTable, TableKey, TracedSource
 from weightlane.trace.tracing import Receiver, trace_load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from weightlane.trace.contract import Contract
 
@@ -166,12 +174,15 @@ def tables_of(
         for name, shape in checkpoint_of(config).items()
         if name not in leave
     )
-    tables: list[PlacementTable] = []
-    for worker in range(config.workers):
-        model = FakeModel(config, worker)
-        key = TableKey("acme", version, "FakeForCausalLM", worker, config.workers, config.workers)
-        tables.append(trace_load(Receiver(model, model.load_weights, key), sources, style="plain"))
-    return tuple(tables)
+    return tuple(trace_of(config, worker, sources, version) for worker in range(config.workers))
+
+
+def trace_of(
+    config: FakeConfig, worker: int, sources: Sequence[TracedSource], version: str
+) -> PlacementTable:
+    model = FakeModel(config, worker)
+    key = TableKey("acme", version, "FakeForCausalLM", worker, config.workers, config.workers)
+    return trace_load(Receiver(model, model.load_weights, key), sources, style="plain")
 
 
 @pytest.fixture(scope="session")
@@ -193,3 +204,51 @@ def contract_of() -> Callable[..., Contract]:
         return contract_from_tables(tables_of(config, **options), dropped)
 
     return make
+
+
+@dataclass
+class Asked:
+    """The command line over a registry with the plugin of acme, and a checkpoint folder of its model."""
+
+    plugin: Any
+    folder: Path
+    run: Callable[..., Any]
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Asked:
+    """Acme 1.0 is installed here and not running."""
+    config = FakeConfig()
+    shapes = checkpoint_of(config)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architectures": ["FakeForCausalLM"]}')
+    save_file(
+        {
+            name: torch.zeros(shape, dtype=torch.float32 if "bias" in name else torch.bfloat16)
+            for name, shape in shapes.items()
+        },
+        folder / "model.safetensors",
+    )
+    expected = tuple(ExpectedTensor(name, shape) for name, shape in shapes.items())
+    monkeypatch.setattr("weightlane.checkpoint.expected_tensors_of_config", lambda folder: expected)
+
+    def trace(tensors: Any) -> tuple[PlacementTable, ...]:
+        sources = [TracedSource(item.name, item.name, item.shape, item.dtype) for item in tensors]
+        return (trace_of(config, 0, sources, "1.0"),)
+
+    fakes = runpy.run_path(str(Path(__file__).with_name("fake_acme.py")))
+    plugin = fakes["FakeAcme"](trace, installed="1.0")
+    known = EngineFacts("acme", "1.0", "server")
+    plugin.live = fakes["FakeEndpoint"]("http://far:1", known, expected, trace)
+
+    def run(*words: str) -> tuple[int, Any, str]:
+        registry = Registry(environ={}, project=tmp_path).load()
+        registry.register(plugin, name="acme", distribution="acme-weightlane", version="0.1")
+        monkeypatch.setattr("weightlane.registry._process_registry", registry)
+        capsys.readouterr()
+        status = main(words)
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if "--json" in words else out, err
+
+    return Asked(plugin, folder, run)

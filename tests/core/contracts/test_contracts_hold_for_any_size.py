@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+from weightlane.trace.contract_making import contract_from_tables
 from weightlane.trace.contract_text import contract_text
 from weightlane.trace.patterns import alike, fill, layers_in_words, meant_by, numbered
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightlane.trace.contract import Contract
+    from weightlane.trace.table import PlacementTable
 
 LARGER = {"layers": 5, "hidden": 16, "inner": 40, "query": 32, "key": 8, "experts": 6, "vocab": 20}
 
@@ -107,3 +110,21 @@ def test_names_come_apart_and_together() -> None:
     assert alike("draft.layers.0.w2", key) == "draft.layers.0.w2"
     every = numbered("b.1.experts.2.lin.3.007")
     assert every.pattern == "b.{layer}.experts.{expert}.lin.{within}.007"
+
+
+def test_what_layers_share_is_told_for_any_number_of_them(
+    traced: Callable[..., tuple[PlacementTable, ...]], fake_config: Callable[..., Any]
+) -> None:
+    def sharing(layers: int) -> str:
+        (table,) = traced(fake_config(layers=layers))
+        others = tuple(f"layers.{number}.rotary" for number in range(1, layers))
+        targets = tuple(
+            msgspec.structs.replace(item, name="layers.0.rotary", aliases=others)
+            if item.name == "rotary"
+            else item
+            for item in table.targets
+        )
+        return contract_text(contract_from_tables((msgspec.structs.replace(table, targets=targets),), {}))
+
+    assert sharing(2) == sharing(5)
+    assert "\nlayers.{layer}.rotary: a buffer that no checkpoint holds" in sharing(2)

@@ -15,9 +15,12 @@ from typer.core import TyperGroup
 COMMANDS: dict[str, str] = {
     "backends": "weightlane.cli.backends",
     "demo": "weightlane.cli.demo",
+    "diff": "weightlane.cli.diff",
     "doctor": "weightlane.cli.doctor",
+    "explain": "weightlane.cli.explain",
     "launch-args": "weightlane.cli.launch_args",
     "lock": "weightlane.cli.lock",
+    "plan": "weightlane.cli.plan",
 }
 
 # typer carries click, or its own copy of it; from either, this is the class of errors of usage.

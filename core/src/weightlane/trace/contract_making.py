@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _AXES = ("rows", "columns")
 OWN_ELEMENTS = "elements of its own"
+SHARED = "the same tensor as in another layer"
 UNCONSUMED = "the loader accepts it and writes it nowhere"
 
 
@@ -69,7 +70,8 @@ class _Seen:
                     seen.stacks.setdefault((item.target, slot), {})[rest] = None
             seen.landed.append(of_source)
         names = [source.canonical for source in tables[0].sources]
-        for key in map(numbered, [*names, *(item.name for table in tables for item in table.targets)]):
+        names += [name for table in tables for item in table.targets for name in (item.name, *item.aliases)]
+        for key in map(numbered, names):
             if key.layer is not None:
                 seen.families.setdefault(key.pattern.partition(LAYER)[0], set()).add(key.layer)
         return seen
@@ -191,15 +193,18 @@ def _owned(tables: Sequence[PlacementTable]) -> Iterable[tuple[str, str]]:
         touched = {item.target for item in table.placements}
         for number, target in enumerate(table.targets):
             if target.owned and number not in touched:
-                yield target.name, target.owned
+                # Layers may share one, which is then a second name of the first layer's.
+                yield from ((name, target.owned) for name in (target.name, *target.aliases))
 
 
 def _aliases(tables: Sequence[PlacementTable]) -> Iterable[tuple[str, str]]:
     for table in tables:
-        for target in table.targets:
+        touched = {item.target for item in table.placements}
+        for target in (item for number, item in enumerate(table.targets) if number in touched):
             key = numbered(target.name)
             for name in target.aliases:
-                yield target.name, alike(name, key)
+                shared = numbered(name).pattern == key.pattern
+                yield target.name, SHARED if shared else alike(name, key)
 
 
 def _uncovered(tables: Sequence[PlacementTable]) -> Iterable[tuple[str, str]]:
