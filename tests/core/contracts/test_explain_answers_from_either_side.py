@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from weightlane.manifest import TensorSpec
-from weightlane.trace.explain import Explanation, Known, explain
+from weightlane.trace.explain import Known, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightlane.trace.contract import Contract
+    from weightlane.trace.explanation import Explanation
     from weightlane.trace.table import PlacementTable
 
 LAYER = "model.layers.1"
@@ -155,7 +156,12 @@ def test_a_snapshot_answers_where_there_is_no_table(
     assert far.routes[0].target == "model.layers.40.mlp.experts.w13_weight"
     assert far.routes[0].put == "slice {expert} rows 2 of 2"
     assert far.group == ("model.layers.40.mlp.experts.90.gate_proj.weight",)
-    assert explain("model.layers.3.self_attn.q_pproj.weight", assumed).near[0].endswith("q_proj.weight")
+    misspelt = explain("model.layers.3.self_attn.q_pproj.weight", assumed)
+    assert misspelt.near[0] == "model.layers.3.self_attn.q_proj.weight"
+    packed = explain("model.layers.3.self_attn.qkv_proj.weight", assumed)
+    assert (packed.kind, packed.verdict, len(packed.group)) == ("receiver", "placed", 3)
+    assert packed.group[0] == "model.layers.3.self_attn.q_proj.weight"
+    assert explain("rotary", assumed).verdict == "owned"
     untraced = explain(Q, Known(RECEIVER, known.tensors, {}))
     assert untraced.verdict == "unknown"
     assert "untraced" in said(untraced)

@@ -21,7 +21,8 @@ from weightlane.cli.receiver_options import (
 )
 from weightlane.notices import quiet_plugins
 from weightlane.registry import get_registry
-from weightlane.trace.explain import Explanation, Route, explain
+from weightlane.trace.explain import explain
+from weightlane.trace.explanation import Explanation, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,17 +6,16 @@ Pure: the tables of a traced engine, or a contract where there are none, and wha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from weightlane.errors import near_names
 from weightlane.trace.boxes import SAME_ORDER, Box, Landing, landings
-from weightlane.trace.contract_text import place_text
 from weightlane.trace.coverage import target_coverage
+from weightlane.trace.explain_contract import explain_by_contract
 from weightlane.trace.explain_lora import explain_lora
+from weightlane.trace.explanation import Explanation, Route, Verdict
 from weightlane.trace.groups import PackedGroup, packed_groups
-from weightlane.trace.patterns import fill
+from weightlane.trace.patterns import fill, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,42 +24,8 @@ if TYPE_CHECKING:
     from weightlane.trace.contract import Contract
     from weightlane.trace.table import PlacementTable, TracedTarget
 
-Kind: TypeAlias = Literal["checkpoint", "receiver", "lora", "unknown"]
-Verdict: TypeAlias = Literal["placed", "in-part", "dropped", "owned", "uncovered", "refused", "unknown"]
-
 _BUFFERS = "A trainer may hold it as a buffer, which named_parameters() does not list: see named_buffers()."
 _MOST_ROUTES = 24  # an expert tensor of 128 experts has as many as that and more
-
-
-class Route(msgspec.Struct, frozen=True):
-    """Elements of a checkpoint tensor that become elements of one worker's tensor; ranges in words."""
-
-    worker: int
-    source: str
-    taken: str
-    target: str
-    put: str
-    casts: tuple[str, ...] = ()
-    order: str = ""
-
-
-class Explanation(msgspec.Struct, frozen=True):
-    """The answer for one name.
-
-    `says` are sentences for people, the last of them what to do where something is to be done. `rule` is
-    what decided, `group` the names that must travel with it, `more_routes` how many are not listed.
-    """
-
-    name: str
-    kind: Kind
-    verdict: Verdict
-    says: tuple[str, ...]
-    rule: str = ""
-    sent_as: str = ""
-    routes: tuple[Route, ...] = ()
-    more_routes: int = 0
-    group: tuple[str, ...] = ()
-    near: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +61,8 @@ def explain(name: str, known: Known) -> Explanation:
     targets = {held: item for table in known.tables for item in table.targets for held in _names(item)}
     if name in targets:
         return _of_target(name, targets[name], known)
-    if known.tables == () and known.contract is not None:
-        found = _of_contract(name, known.contract)
+    if not known.tables and known.contract is not None:
+        found = explain_by_contract(name, known.contract, known.receiver)
         if found is not None:
             return found
     lora = explain_lora(name, known.tables, known.contract, lora=known.lora, receiver=known.receiver)
@@ -203,33 +168,6 @@ def _of_target(name: str, target: TracedTarget, known: Known) -> Explanation:
     return Explanation(name, "receiver", verdict, tuple(says), style, "", *_cut(routes), group=sources)
 
 
-def _of_contract(name: str, contract: Contract) -> Explanation | None:
-    found = contract.line_of(name)
-    rule = f"snapshot of {contract.title}, {contract.style} names"
-    if found is not None:
-        line, key = found
-        if not line.places:
-            return Explanation(name, "checkpoint", "dropped", (f"None of it lands: {line.dropped}.",), rule)
-        wire = fill(line.wire, key)
-        routes = tuple(
-            Route(0, name, place.taken or "all of it", fill(place.target, key), place_text(place), place.via)
-            for place in line.places
-        )
-        targets = {place.target for place in line.places}
-        group = [
-            fill(source, key)
-            for packed in contract.groups
-            if packed.target in targets
-            for source in packed.sources
-            if fill(source, key) != name
-        ]
-        says = [f"It is assumed to land in {' and '.join(route.target for route in routes)}."]
-        says += [f"It is sent as {wire}."] if wire != name else []
-        says += [f"It must travel in one sync with {', '.join(group)}."] if group else []
-        return Explanation(name, "checkpoint", "placed", tuple(says), rule, wire, routes, group=tuple(group))
-    return None
-
-
 def _routes(known: Known, *, source: str = "", target: str = "") -> list[Route]:
     found: list[Route] = []
     for number, table in enumerate(known.tables):
@@ -268,8 +206,13 @@ def _cut(routes: Sequence[Route]) -> tuple[tuple[Route, ...], int]:
 
 
 def _unknown(name: str, names: Sequence[str], known: Known) -> Explanation:
-    patterns = [line.source for line in known.contract.lines] if known.contract and not known.tables else []
-    near = near_names(name, dict.fromkeys([*names, *patterns]))
+    patterns: list[str] = []
+    if known.contract is not None and not known.tables:
+        patterns = [line.source for line in known.contract.lines]
+        patterns += [place.target for line in known.contract.lines for place in line.places]
+    key = numbered(name)
+    filled = [fill(pattern, key) for pattern in patterns]
+    near = near_names(name, dict.fromkeys([*names, *filled]))
     says = [f"Neither the checkpoint nor {known.receiver} has a tensor of this name."]
     says.append(f"Did you mean {near[0]}?" if near else "`weightlane plan` lists the names of both sides.")
     return Explanation(name, "unknown", "unknown", tuple(says), near=near)

@@ -72,6 +72,7 @@ ERAS = (
         transports=_TRANSPORTS,
         summary="vLLM through an agent in its workers; plain checkpoint names.",
         install_hint=_INSTALL_HINT,
+        contracts="weightlane_vllm",
     ),
     BackendDescriptor(
         name=BACKEND,
@@ -85,5 +86,6 @@ ERAS = (
         transports=_TRANSPORTS,
         summary="vLLM through an agent in its workers; .base_layer names where LoRA wraps a module.",
         install_hint=_INSTALL_HINT,
+        contracts="weightlane_vllm",
     ),
 )
