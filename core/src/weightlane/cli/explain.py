@@ -22,7 +22,7 @@ from weightlane.cli.receiver_options import (
 from weightlane.notices import quiet_plugins
 from weightlane.registry import get_registry
 from weightlane.trace.explain import explain
-from weightlane.trace.explanation import Explanation, Route
+from weightlane.trace.explanation import EVERY_WORKER, Explanation, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,4 +122,5 @@ def tree_of(answer: Explanation, look: Look) -> Iterator[str]:
 def _route(route: Route) -> str:
     order = f", {route.order}" if route.order else ""
     casts = f", cast to {' then '.join(route.casts)}" if route.casts else ""
-    return f"worker {route.worker}: {route.source} {route.taken} -> {route.target} {route.put}{order}{casts}"
+    worker = "every worker" if route.worker == EVERY_WORKER else f"worker {route.worker}"
+    return f"{worker}: {route.source} {route.taken} -> {route.target} {route.put}{order}{casts}"
