@@ -94,7 +94,7 @@ def test_an_engine_that_is_not_here_is_assumed_from_its_snapshot(
     status, document, _ = acme.run("plan", str(acme.folder), "--engine", "acme", "--json")
     assert (status, document["basis"], document["coverage"]) == (0, "snapshot", "assumed")
     assert document["reason"] == (
-        "assumed from the snapshot of acme 1.0 FakeForCausalLM; it cannot be built without data"
+        "from the snapshot of acme 1.0 FakeForCausalLM; it cannot be built without data"
     )
     assert {entry["rule"] for entry in document["entries"]} == {"assumed, plain names"}
     status, answer, _ = acme.run(
@@ -120,9 +120,7 @@ def test_a_live_engine_that_cannot_be_entered_is_planned_from_its_snapshot(
     )
     status, document, _ = acme.run(*words)
     assert (status, document["basis"], document["coverage"]) == (0, "snapshot", "assumed")
-    assert document["reason"] == (
-        "assumed from the snapshot of acme 1.0 FakeForCausalLM; nothing of ours runs there"
-    )
+    assert document["reason"] == ("from the snapshot of acme 1.0 FakeForCausalLM; nothing of ours runs there")
     assert {entry["rule"] for entry in document["entries"]} == {"assumed, plain names"}
     _, answer, _ = acme.run("explain", K, "--model", *words[1:])
     assert answer["answer"]["rule"] == "snapshot of acme 1.0 FakeForCausalLM, plain names"

@@ -39,7 +39,7 @@ def test_it_says_what_a_trace_of_a_larger_model_says(
     ]
     assert {item.rule for item in entries} == {"assumed, plain names"}
     assert assumed_problems(contract, entries, receiver=WHERE) == []
-    assert assumed_from(contract) == "assumed from the snapshot of acme 1.0 FakeForCausalLM"
+    assert assumed_from(contract) == "from the snapshot of acme 1.0 FakeForCausalLM"
 
 
 def problems_without(

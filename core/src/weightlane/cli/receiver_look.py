@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+import msgspec
+
 from weightlane.trace.contract_making import contract_from_tables
 from weightlane.trace.explain import Known
+from weightlane.trace.patterns import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,8 +64,12 @@ class Look:
 
     @property
     def shown(self) -> Contract | None:
-        """The contract: that of the tables where there are some."""
-        return contract_from_tables(self.tables, self.dropped) if self.tables else self.contract
+        """What the tables show, or what the snapshot says of names that the checkpoint has."""
+        if self.tables or self.contract is None or self.checkpoint is None:
+            return contract_from_tables(self.tables, self.dropped) if self.tables else self.contract
+        held = {numbered(spec.name).pattern for spec in self.checkpoint.manifest.tensors}
+        lines = tuple(line for line in self.contract.lines if line.source in held)
+        return msgspec.structs.replace(self.contract, lines=lines)
 
     @property
     def style(self) -> str:

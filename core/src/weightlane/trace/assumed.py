@@ -22,8 +22,8 @@ _MOST_NAMED = 6
 
 
 def assumed_from(contract: Contract) -> str:
-    """What a plan says of its coverage."""
-    return f"assumed from the snapshot of {contract.title}"
+    """What a plan says after the word `assumed`."""
+    return f"from the snapshot of {contract.title}"
 
 
 def assumed_entries(
