@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "vocab_size": 500,
-    "max_position_embeddings": 128,
+    "max_position_embeddings": 256,
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
     "bos_token_id": 0,
