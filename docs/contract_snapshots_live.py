@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes contract snapshots of SGLang, from servers that are started for it: `nox -s contracts` runs it.
+"""Makes contract snapshots of SGLang, from servers that are started for it.
 
     python docs/contract_snapshots_live.py PYTHON FOLDER [--newer PACKAGES]
 

@@ -62,6 +62,7 @@ def _descriptor(era: str, versions: str, probe: Callable[[EngineFacts], ProbeRes
         transports=(TransportName.INLINE,),
         summary="A running SGLang server through its own HTTP requests; plain checkpoint names.",
         install_hint="pip install 'sglang==0.5.18'",
+        contracts="weightlane_sglang",
     )
 
 

@@ -53,7 +53,10 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
             )
     answer = channel.get(SERVER_INFO_ROUTE, timeout_seconds=timeout_seconds)
     info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
+    model = read_model_info(channel, timeout_seconds=timeout_seconds)
     arguments = _decode_arguments(answer)
+    if model.architectures:
+        arguments["architecture"] = ",".join(model.architectures)
     return EngineFacts(
         engine=ENGINE,
         version=info.version,
@@ -62,7 +65,7 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
         routes=routes,
         launch_arguments=arguments,
         parallel=ParallelSizes(tensor=info.tp_size, pipeline=info.pp_size, data=info.dp_size),
-        model_path=read_model_info(channel, timeout_seconds=timeout_seconds).model_path,
+        model_path=model.model_path,
         device=info.device or "",
         quantization=info.quantization or "",
     )
