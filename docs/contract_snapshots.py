@@ -70,11 +70,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def checkpoint(folder: Path, architecture: str) -> Path:
+def checkpoint(folder: Path, architecture: str, **more: Any) -> Path:
     """A folder with the configuration of a tiny model; no weights are needed."""
     model = folder / architecture
     model.mkdir(exist_ok=True)
-    config = {**SIZES, **ARCHITECTURES[architecture], "architectures": [architecture]}
+    config = {**SIZES, **ARCHITECTURES[architecture], **more, "architectures": [architecture]}
     (model / "config.json").write_text(json.dumps(config))
     return model
 

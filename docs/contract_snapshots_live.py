@@ -44,7 +44,9 @@ def with_weights(folder: Path, architecture: str) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = checkpoint(folder, architecture)
+    # SGLang 0.5.18 builds experts in every layer of a Qwen3-MoE, whatever `mlp_only_layers` says.
+    more = {"mlp_only_layers": []} if architecture == "Qwen3MoeForCausalLM" else {}
+    model = checkpoint(folder, architecture, **more)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
     return model
