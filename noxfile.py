@@ -158,16 +158,32 @@ def live_reference(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def live_vllm(session: nox.Session) -> None:
     """Against vLLM's CPU build, beside weightlane's agent; some of it with an older vLLM before that one."""
-
-    def build(pip: list[str]) -> None:
-        session.run(*pip, "install", "--quiet", *VLLM, external=True)
-        session.run(*pip, "uninstall", "--quiet", "--yes", *VLLM_UNWANTED, external=True)
-        session.run(*pip, "install", "--quiet", *BACKEND, external=True)
-        ours = ("--no-build-isolation", "-e", "core", "-e", "plugins/vllm")
-        session.run(*pip, "install", "--quiet", *ours, external=True)
-
-    with engine_python(session, "vllm", build) as python, older_vllm(session, python) as older:
+    with vllm_python(session) as python, older_vllm(session, python) as older:
         run_trainer_pytest(session, "vllm", f"--vllm-python={python}", f"--vllm-older={older}")
+
+
+@nox.session(venv_backend="none")
+def contracts(session: nox.Session) -> None:
+    """Contract snapshots made anew, by each version of vLLM; fails where one differs from what is here.
+
+    `nox -s contracts -- --write` takes the new ones instead.
+    """
+    fresh = ROOT / ".nox" / "contracts"
+    shutil.rmtree(fresh, ignore_errors=True)
+    with vllm_python(session) as python, older_vllm(session, python) as older:
+        for environment in ({}, {"PYTHONPATH": older}):
+            words = (python, "docs/contract_snapshots.py", "vllm", str(fresh))
+            session.run(*words, env=environment, external=True)
+    keep_or_compare(session, fresh, ROOT / "plugins/vllm/src/weightlane_vllm/contracts")
+
+
+def keep_or_compare(session: nox.Session, fresh: Path, kept: Path) -> None:
+    if "--write" not in session.posargs:
+        session.run("diff", "-ru", str(kept), str(fresh), external=True)  # its status 1 fails the session
+        return
+    for folder in sorted(fresh.iterdir()):
+        shutil.rmtree(kept / folder.name, ignore_errors=True)
+        shutil.copytree(folder, kept / folder.name)
 
 
 @nox.session(venv_backend="none")
@@ -190,6 +206,21 @@ def live_sglang(session: nox.Session) -> None:
 def run_live(session: nox.Session, engine: str, build: Callable[[list[str]], None]) -> None:
     with engine_python(session, engine, build) as python:
         run_trainer_pytest(session, engine, f"--{engine}-python={python}")
+
+
+@contextmanager
+def vllm_python(session: nox.Session) -> Iterator[str]:
+    """Yield an interpreter that has vLLM's CPU build and weightlane's agent."""
+
+    def build(pip: list[str]) -> None:
+        session.run(*pip, "install", "--quiet", *VLLM, external=True)
+        session.run(*pip, "uninstall", "--quiet", "--yes", *VLLM_UNWANTED, external=True)
+        session.run(*pip, "install", "--quiet", *BACKEND, external=True)
+        ours = ("--no-build-isolation", "-e", "core", "-e", "plugins/vllm")
+        session.run(*pip, "install", "--quiet", *ours, external=True)
+
+    with engine_python(session, "vllm", build) as python:
+        yield python
 
 
 @contextmanager
