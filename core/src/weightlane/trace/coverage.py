@@ -56,10 +56,10 @@ def target_coverage(table: PlacementTable) -> tuple[TargetCoverage, ...]:
     """One entry per target of one worker, in the table's order; targets that share memory are seen as one."""
     placed: dict[int, list[Region]] = defaultdict(list)
     filled: dict[int, list[Region]] = defaultdict(list)
+    places = [(placed[target.storage], target.offset) for target in table.targets]
     for item in table.placements:
-        target = table.targets[item.target]
-        axes = tuple((size, stride) for size, _, stride in item.axes)
-        placed[target.storage].append(Region(target.offset + item.target_offset, axes))
+        regions, offset = places[item.target]
+        regions.append(Region(offset + item.target_offset, tuple([(axis[0], axis[2]) for axis in item.axes])))
     for fill in table.fills:
         target = table.targets[fill.target]
         filled[target.storage].append(Region(target.offset + fill.offset, fill.axes))
