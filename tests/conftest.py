@@ -28,6 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--vllm-older", metavar="FOLDER", help="vLLM 0.27.1 alone, to be put before that environment's own"
     )
     group.addoption("--sglang-python", metavar="PYTHON", help="interpreter of an environment that has SGLang")
+    group.addoption(
+        "--sglang-newer",
+        metavar="DIR",
+        help="folder with SGLang 0.5.23, to go before that environment",
+    )
     group.addoption("--models-dir", metavar="DIR", help="where examples/smollm2.py wrote its folders")
 
 

@@ -24,8 +24,17 @@ def vllm_older(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def sglang_python(pytestconfig: pytest.Config) -> Path:
-    """The interpreter of an environment that has SGLang and nothing of weightlane."""
+    """The interpreter of an environment that has SGLang and weightlane-sglang."""
     return _existing_file(pytestconfig, "--sglang-python")
+
+
+@pytest.fixture(scope="session")
+def sglang_newer(pytestconfig: pytest.Config) -> Path:
+    """The folder that turns this environment into one of SGLang 0.5.23."""
+    folder = Path(_required(pytestconfig, "--sglang-newer")).absolute()
+    if not (folder / "sglang").is_dir():
+        pytest.fail(f"{folder} holds no sglang", pytrace=False)
+    return folder
 
 
 @pytest.fixture(scope="session")

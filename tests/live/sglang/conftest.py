@@ -3,31 +3,95 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from weightlane.contexts import BuildRequestsContext, RolloutTarget
+from weightlane.demo.interpreter import import_folders
 from weightlane.program import with_lifecycle
 from weightlane.testing.greedy import forced_logprobs, greedy_continuations
 from weightlane.testing.parity import change_weights
 from weightlane.types import Phase, TransportName
 from weightlane_sglang import plugin
 from weightlane_sglang.http_endpoint import SglangEndpoint
-from weightlane_sglang.launch import RunningServer, ServerSettings, launched_server
+from weightlane_sglang.launch import RunningServer, ServerSettings, launched_server, loader_arguments
+from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from weightlane.messages import Generation
     from weightlane.program import Program
 
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # makes `server_checks` importable
+
+LORA = (
+    *("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "all"),
+    *("--lora-backend", "torch_native", "--max-loras-per-batch", "3"),
+)
+OUR_TESTS_LOADERS = ("live_loaders.checksums", "live_loaders.oracle")
+
 _numbers = itertools.count()
 torch.set_num_threads(1)  # spinning threads of ours would take the server's cores
+
+
+class StartServer(Protocol):
+    """Starts SGLang on a folder at a tensor-parallel size; the block's end ends it and its children."""
+
+    def __call__(
+        self, model: Path, tensor_parallel: int, *, arguments: tuple[str, ...] = (), newer: Path | None = None
+    ) -> AbstractContextManager[RunningServer]: ...
+
+
+@pytest.fixture(scope="session", autouse=True)
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where servers and trainers of these tests meet."""
+    folder = tmp_path_factory.mktemp("meet") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_FOLDER_VARIABLE, str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def moe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("moe")
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=512,
+        max_position_embeddings=256,
+        initializer_range=0.15,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -54,14 +118,39 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def start_server(
-    sglang_python: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Path, int], AbstractContextManager[RunningServer]]:
-    """Starts SGLang on a folder at a tensor-parallel size; the block's end ends it and its children."""
+def start_server(sglang_python: Path, tmp_path_factory: pytest.TempPathFactory) -> StartServer:
+    """Servers that let our code in; `newer` holds another SGLang than the environment does."""
+    loader = loader_arguments(import_folders(sglang_python, "sglang", option="--sglang-python"))
+    if not loader:
+        pytest.fail(f"the environment of {sglang_python} holds no weightlane-sglang", pytrace=False)
 
-    def start(model: Path, tensor_parallel: int) -> AbstractContextManager[RunningServer]:
+    def start(
+        model: Path, tensor_parallel: int, *, arguments: tuple[str, ...] = (), newer: Path | None = None
+    ) -> AbstractContextManager[RunningServer]:
         log = tmp_path_factory.mktemp("logs") / f"sglang-{next(_numbers)}.log"
-        return launched_server(ServerSettings(sglang_python, model, "cpu", tensor_parallel), log=log)
+        before = [newer] if newer else []
+        settings = ServerSettings(
+            sglang_python,
+            model,
+            "cpu",
+            tensor_parallel,
+            arguments=(*arguments, *loader, *OUR_TESTS_LOADERS),
+            environment={"PYTHONPATH": ":".join(map(str, (*before, HERE / "in_server")))},
+        )
+        return launched_server(settings, log=log)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def start_closed_server(
+    sglang_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Path], AbstractContextManager[RunningServer]]:
+    """Servers that let nothing of ours in."""
+
+    def start(model: Path) -> AbstractContextManager[RunningServer]:
+        log = tmp_path_factory.mktemp("logs") / f"sglang-{next(_numbers)}.log"
+        return launched_server(ServerSettings(sglang_python, model, "cpu"), log=log)
 
     return start
 
@@ -70,11 +159,17 @@ def start_server(
 @pytest.fixture(scope="session", params=[2], ids=["tp2"])
 def tiny_server(
     request: pytest.FixtureRequest,
-    start_server: Callable[[Path, int], AbstractContextManager[RunningServer]],
+    start_server: StartServer,
     tiny_folder: Path,
 ) -> Iterator[RunningServer]:
     with start_server(tiny_folder, request.param) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def lora_arguments() -> tuple[str, ...]:
+    """What turns LoRA on in a server, for every module."""
+    return LORA
 
 
 class Trainer:

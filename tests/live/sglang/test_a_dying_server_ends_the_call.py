@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import server_checks
 
 from weightlane.errors import EngineDeadError
+from weightlane.trace.coverage import coverage_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from weightlane.program import Program
     from weightlane_sglang.http_endpoint import SglangEndpoint
@@ -65,7 +66,8 @@ def seconds_until_told(endpoint: SglangEndpoint, program: Program, trainer: Any,
 @pytest.mark.requirement("R64")
 def test_a_killed_scheduler_is_told_in_time_and_its_server_was_another_incarnation(
     tiny_server: RunningServer,
-    start_server: Callable[[Path, int], AbstractContextManager[RunningServer]],
+    start_server: Any,
+    lora_arguments: tuple[str, ...],
     open_server: Callable[[RunningServer], SglangEndpoint],
     program_of: Callable[[SglangEndpoint], Program],
     trainer_of: Callable[[Path], Any],
@@ -74,8 +76,14 @@ def test_a_killed_scheduler_is_told_in_time_and_its_server_was_another_incarnati
     """The server itself is killed in test_kills_in_mid_sync.py, by a lane's user."""
     trainer = trainer_of(tiny_folder)
     other = open_server(tiny_server).describe_workers("sglang")[0].incarnation
-    with start_server(tiny_folder, 1) as server:
+    with start_server(tiny_folder, 1, arguments=lora_arguments) as server:
         endpoint = open_server(server)
+        # Here, since a start with LoRA on costs a minute: its wrapped layers are traced as they are synced.
+        (table,) = server_checks.traced(endpoint)
+        assert table.key.lora
+        assert coverage_problems([table], {}, receiver="the server") == []
+        assert server_checks.differences_from_the_oracle(endpoint) == [[]]
+        server_checks.assert_undisturbed(endpoint, 10)
         assert endpoint.describe_workers("sglang")[0].incarnation != other
         victim = schedulers(server)[0]
         assert seconds_until_told(endpoint, program_of(endpoint), trainer, victim) < WITHIN_SECONDS

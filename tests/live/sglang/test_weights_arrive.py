@@ -12,7 +12,6 @@ from weightlane.testing.parity_run import run_parity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from weightlane_sglang.launch import RunningServer
@@ -56,7 +55,7 @@ def test_ranks_sync_a_small_model_in_many_buckets(
     ("folder", "tensor_parallel"), [("SmolLM2-135M-Instruct", 1), ("SmolLM2-135M-Instruct-tp2", 2)]
 )
 def test_a_real_model_matches_after_each_of_ten_syncs(
-    start_server: Callable[[Path, int], AbstractContextManager[RunningServer]],
+    start_server: Any,
     models_dir: Path,
     folder: str,
     tensor_parallel: int,

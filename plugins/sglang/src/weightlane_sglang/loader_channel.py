@@ -26,7 +26,7 @@ from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE, exchange, run_fold
 from weightlane_sglang.session import empty_session, wants_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import msgspec
 
@@ -38,12 +38,12 @@ _AMD_DEVICE = Path("/dev/kfd")
 
 
 def why_not_asked(facts: EngineFacts) -> str:
-    """Why a server is not asked at all, in one sentence; "" where it can be."""
+    """Why a server is not asked at all, as the reason of a plan; "" where it can be."""
     loaders = facts.launch_arguments.get(LOADER_ARGUMENT, "").split()
     if LOADER not in loaders:
-        return f"The server was started without {LOADER_OPTION} {LOADER}."
+        return f"the server was started without {LOADER_OPTION} {LOADER}"
     if facts.parallel.pipeline > 1 or facts.parallel.data > 1:
-        return "The server runs pipeline- or data-parallel ranks, whose answers could not be told apart."
+        return "the server runs pipeline- or data-parallel ranks, whose answers could not be told apart"
     if wants_session(facts):
         return _why_no_empty_session(facts)
     return ""
@@ -62,7 +62,7 @@ def _why_no_empty_session(facts: EngineFacts) -> str:
         packed = "the server may shuffle its experts for an AMD GPU"
     if not packed:
         return ""
-    return f"SGLang {facts.version} takes requests in a session that touches packed weights, and {packed}."
+    return f"SGLang {facts.version} takes requests in a session that touches packed weights, and {packed}"
 
 
 def ask(
@@ -77,39 +77,64 @@ def ask(
         PlanError: the server does not list a field that the request needs.
         EngineError: the server refused the request or did not answer it, or a rank answered with an error.
     """
-    import torch
-
     reason = why_not_asked(facts)
     if reason:
         return Untraced(reason)
-    deadline = time.monotonic() + timeout_seconds
     message = encode(request)
     if len(message) > MOST_REQUEST_BYTES:
         raise EngineError(
             f"A request of {len(message)} bytes is too large for the code inside SGLang at {channel.url}."
         )
+    found = carry(channel, facts, message, loader=LOADER, timeout_seconds=timeout_seconds)
+    return _replies([item for item in found if item is not None], len(found), channel.url)
+
+
+def carry(
+    channel: HttpChannel, facts: EngineFacts, message: bytes, *, loader: str, timeout_seconds: float
+) -> tuple[bytes | None, ...]:
+    """Hands a message to the function `loader` in every tensor-parallel rank; gives what each wrote.
+
+    Args:
+        channel: to a server whose arguments list `loader`: it dies of one that they do not.
+        facts: of that server.
+        message: not empty.
+        loader: dotted name, also the `load_format` of the request.
+        timeout_seconds: bound on all of it.
+
+    Raises:
+        PlanError, EngineError: as `ask`, but for what a rank answered.
+    """
+    import torch
+
+    deadline = time.monotonic() + timeout_seconds
     with exchange() as answers:
         tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         ranks = facts.parallel.tensor
         length, pieces = request_body(
-            EncodedBucket([(answers.token, tensor)]), field=PAYLOAD_FIELD, copies=ranks, body=_body(facts)
+            EncodedBucket([(answers.token, tensor)]),
+            field=PAYLOAD_FIELD,
+            copies=ranks,
+            body=_body(facts, loader),
         )
         session = empty_session(channel, _left(deadline)) if wants_session(facts) else nullcontext()
         with session, _importable(channel):
             channel.send("POST", UPDATE_ROUTE, timeout_seconds=_left(deadline), body=pieces, length=length)
         grace = min(_GRACE_SECONDS, _left(deadline))
-        found = [answer for answer in answers.answers(ranks, within_seconds=grace) if answer is not None]
+        return answers.answers(ranks, within_seconds=grace)
+
+
+def _replies(found: Sequence[bytes], ranks: int, url: str) -> tuple[LoaderReply, ...] | Untraced:
     if not found:
         return Untraced(
-            f"The server took the request and wrote no answer into {run_folder()} of this host: it runs on "
-            f"another host, as another user or with another {RUN_FOLDER_VARIABLE}, or its log tells."
+            f"the server took the request and wrote no answer into {run_folder()} of this host: it runs on "
+            f"another host, as another user or with another {RUN_FOLDER_VARIABLE}, or its log tells"
         )
     if len(found) < ranks:
         raise EngineError(
-            f"{len(found)} of {ranks} ranks of SGLang at {channel.url} answered.",
+            f"{len(found)} of {ranks} ranks of SGLang at {url} answered.",
             "The server's log tells what kept the others.",
         )
-    sender = f"the code inside SGLang at {channel.url}"
+    sender = f"the code inside SGLang at {url}"
     replies: list[LoaderReply] = [decode(answer, LoaderReply, sender=sender) for answer in found]
     for reply in replies:
         if isinstance(reply, Failure):
@@ -117,9 +142,9 @@ def ask(
     return tuple(replies)
 
 
-def _body(facts: EngineFacts) -> str:
+def _body(facts: EngineFacts, loader: str) -> str:
     require_fields(facts, UPDATE_REQUEST, (PAYLOAD_FIELD,))
-    values: dict[str, object] = {"load_format": LOADER, "flush_cache": False, "abort_all_requests": False}
+    values: dict[str, object] = {"load_format": loader, "flush_cache": False, "abort_all_requests": False}
     # A drafter has a model of its own, and is not asked; the field's name tells the era.
     listed = facts.request_fields.get(UPDATE_REQUEST, ())
     if SELECTOR_FIELD in listed:
