@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import server_checks
 import torch
+from safetensors.torch import load_file, save_file
 
 import weightlane as wl
 from weightlane.errors import EngineError, PlanError
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 
 TRACES = 100
+AGREES = 1e-4
+MOVED = 1e-2
 
 
 @pytest.fixture
@@ -165,14 +169,37 @@ def test_a_server_that_answers_in_another_folder_is_untraced(
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def checkpoint_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Its tensors under their own names: a mixture's module holds its experts in another layout."""
+    return load_file(folder / "model.safetensors")
+
+
 def test_a_mixture_of_experts_is_proven_and_synced(
-    start_server: Any, open_server: Callable[[RunningServer], SglangEndpoint], moe_folder: Path
+    start_server: Any,
+    open_server: Callable[[RunningServer], SglangEndpoint],
+    moe_folder: Path,
+    trainer_of: Callable[[Path], Any],
+    tmp_path: Path,
 ) -> None:
+    tensors = checkpoint_of(moe_folder)
+    changed = shutil.copytree(moe_folder, tmp_path / "changed")
     with start_server(moe_folder, 1) as server:
         assert_proven(open_server(server), 1, lora=False)
-        run_parity(
-            model=moe_folder, engine="sglang", url=server.url, ranks=1, syncs=2, seconds=200, options={}
-        )
+        with wl.connect(
+            trainer=wl.trainer("torch", model=tensors), rollout=[wl.rollout("sglang", url=server.url)]
+        ) as lane:
+            assert "coverage proven: " in str(lane.plan())
+            for version in (1, 2):
+                said = lane.replicas[0].generate(server_checks.PROMPTS, max_tokens=8)
+                generator = torch.Generator().manual_seed(version)
+                for tensor in tensors.values():
+                    tensor.add_(torch.randn(tensor.shape, generator=generator) * tensor.std() * 0.05)
+                save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
+                trainer = trainer_of(changed)
+                assert trainer.distance(server_checks.PROMPTS, said) >= MOVED
+                lane.sync(version=version)
+                given = lane.replicas[0].generate(server_checks.PROMPTS, max_tokens=8)
+                assert trainer.distance(server_checks.PROMPTS, given) <= AGREES
 
 
 def test_experts_that_lora_hides_are_each_named_before_anything_is_sent(
@@ -180,15 +207,13 @@ def test_experts_that_lora_hides_are_each_named_before_anything_is_sent(
     open_server: Callable[[RunningServer], SglangEndpoint],
     moe_folder: Path,
     lora_arguments: tuple[str, ...],
-    trainer_of: Callable[[Path], Any],
 ) -> None:
-    trainer = trainer_of(moe_folder)
     with start_server(moe_folder, 1, arguments=lora_arguments) as server:
         endpoint = open_server(server)
         before = server_checks.told_by(endpoint, "checksums")
         assert server_checks.differences_from_the_oracle(endpoint) == [[]], "the table says what is lost"
         with pytest.raises(PlanError) as caught:
-            plan_of(server, trainer.model)
+            plan_of(server, checkpoint_of(moe_folder))
         assert server_checks.told_by(endpoint, "checksums") == before
     dropped = {item.subject for item in caught.value.problems if item.kind == "unconsumed"}
     assert dropped == {
@@ -210,6 +235,13 @@ def test_sglang_of_update_sessions_is_proven_undisturbed_and_synced(
         assert_proven(endpoint, 1, lora=True)
         server_checks.assert_undisturbed(endpoint, 10)
         found = run_parity(
-            model=tiny_folder, engine="sglang", url=server.url, ranks=2, syncs=3, seconds=300, options={}
+            model=tiny_folder,
+            engine="sglang",
+            url=server.url,
+            ranks=2,
+            syncs=3,
+            seconds=400,
+            options={},
+            plan_says="coverage proven: ",
         )
         assert [parity.versions for parity in found] == [(sync,) * 3 for sync in (1, 2, 3)]

@@ -36,6 +36,7 @@ def synced(
         syncs=syncs,
         seconds=1500,
         options={"bucket-bytes": bucket_bytes, "placement": placement, "tokens": 6},
+        plan_says="coverage proven: ",
     )
     assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, syncs + 1)]
 

@@ -33,11 +33,23 @@ def run_parity(
     syncs: int,
     seconds: float,
     options: Mapping[str, str | int | float],
+    plan_says: str = "",
 ) -> list[SyncParity]:
     """One result per sync, all of which hold.
 
+    Args:
+        model: checkpoint folder of the trainer.
+        engine: its backend's engine.
+        url: where it is.
+        ranks: of the trainer.
+        syncs: how many.
+        seconds: bound on all of it.
+        options: further options of `weightlane.testing.parity`.
+        plan_says: words that the lane's plan must hold, such as "coverage proven".
+
     Raises:
-        AssertionError: a rank failed, a sync is missing or does not hold; shows every rank's output.
+        AssertionError: a rank failed, a sync is missing or does not hold, or the plan says something else;
+            shows every rank's output.
         TimeoutError: the ranks were not done within `seconds`.
     """
     with parity_ranks(
@@ -50,6 +62,8 @@ def run_parity(
         range(1, syncs + 1)
     ):
         raise AssertionError(f"not every rank and sync succeeded:\n{told}")
+    if plan_says not in outcomes[0].output:
+        raise AssertionError(f"the plan does not say {plan_says!r}:\n{told}")
     if not all(parity.holds for parity in found):
         raise AssertionError(f"engine and trainer do not agree:\n{told}")
     return found
