@@ -206,15 +206,25 @@ def live_sglang(session: nox.Session) -> None:
         ours = ("--no-build-isolation", "--no-deps", "-e", "core", "-e", "plugins/sglang")
         session.run(*pip, "install", "--quiet", *ours, external=True)
 
-    newer = ROOT / ".nox" / "sglang-newer"
-    with engine_python(session, "sglang", build) as python:
-        try:
-            shutil.rmtree(newer, ignore_errors=True)
-            into = ("--no-deps", "--target", str(newer), "-r", str(SGLANG_NEWER))
-            session.run(python, "-m", "pip", "install", "--quiet", *into, external=True)
-            run_trainer_pytest(session, "sglang", f"--sglang-python={python}", f"--sglang-newer={newer}")
-        finally:
-            shutil.rmtree(newer, ignore_errors=True)
+    with engine_python(session, "sglang", build) as python, newer_sglang(session, python) as newer:
+        run_trainer_pytest(session, "sglang", f"--sglang-python={python}", f"--sglang-newer={newer}")
+
+
+@contextmanager
+def newer_sglang(session: nox.Session, python: str) -> Iterator[str]:
+    """Yield a folder with the newest SGLang and its pins, for PYTHONPATH: the user's, or one made here."""
+    named = os.environ.get("WEIGHTLANE_SGLANG_NEWER")
+    if named:
+        yield named
+        return
+    folder = ROOT / ".nox" / "sglang-newer"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        session.run(*pip, "-r", str(SGLANG_NEWER), external=True)
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_live(session: nox.Session, engine: str, build: Callable[[list[str]], None]) -> None:
