@@ -64,7 +64,7 @@ def plain_writes_seen(dispatcher: Dispatcher) -> Iterator[None]:
 
 _FOLLOWED: list[Dispatcher] = []
 _START = threading.Thread.start
-_LOCK = threading.Lock()
+_LOCK = threading.Lock()  # bounded by what is done under it: a list and a function are exchanged
 
 
 def _patch() -> None:

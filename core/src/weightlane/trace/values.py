@@ -42,7 +42,7 @@ class Tokens:
     def __init__(self) -> None:
         self._items: list[StandIn] = []
         self._used: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # bounded by what is done under it: one look-up or append
 
     def give(self, item: StandIn, refuse: Callable[[], NoReturn]) -> Token:
         """A new one for an element of a source; `refuse` is called when it is looked at."""
