@@ -3,7 +3,7 @@
 The live sessions run pytest with the trainer's interpreter, which holds no engine, and hand it the
 interpreter of an environment that does. That environment is built here and removed afterwards (about
 3 GB each); WEIGHTLANE_VLLM_PYTHON and WEIGHTLANE_SGLANG_PYTHON name existing ones to use instead, and
-WEIGHTLANE_VLLM_OLDER a folder that holds the older vLLM alone.
+WEIGHTLANE_VLLM_OLDER and WEIGHTLANE_SGLANG_NEWER folders that hold another version, to go before those.
 """
 
 from __future__ import annotations
@@ -225,11 +225,6 @@ def newer_sglang(session: nox.Session, python: str) -> Iterator[str]:
         yield str(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def run_live(session: nox.Session, engine: str, build: Callable[[list[str]], None]) -> None:
-    with engine_python(session, engine, build) as python:
-        run_trainer_pytest(session, engine, f"--{engine}-python={python}")
 
 
 @contextmanager
