@@ -26,12 +26,12 @@ STYLES = {
     ("0.27.1", "tied+lora"): "base-layer",
     ("0.32.0", "experts+lora"): "mixed",
 }
-REFUSED = {  # by the operator that computes: each holds `-exp(A_log)`
+REFUSED = {  # by the operator whose value is written: each holds `-exp(A_log)`
     "MambaForCausalLM": "aten.exp",
-    "Mamba2ForCausalLM": "aten.exp",
+    "Mamba2ForCausalLM": "aten.copy_",  # made in place, from what was loaded before
     "JambaForCausalLM": "aten.exp",
 }
-NOT_BUILT = {"BloomForCausalLM": ""}
+NOT_BUILT = {"BloomForCausalLM": "Cannot copy out of meta tensor"}
 
 
 class Programs:
@@ -162,10 +162,13 @@ def test_an_engine_made_after_models_on_meta_generates_as_before(programs: Progr
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_two_workers_cover_the_checkpoint_together(programs: Programs, version: str) -> None:
-    names = ("dense+lora", "experts")
+    names = (
+        ("dense+lora", "experts") if version == VERSIONS[0] else ("dense+lora",)
+    )  # a start is half a minute
     answer = programs.answer(
         "trace_two_workers", version, *names, VLLM_CPU_OMP_THREADS_BIND="0|1", VLLM_LOGGING_LEVEL="ERROR"
     )
+    assert [seen["name"] for seen in answer] == list(names)
     for seen in answer:
         assert seen["problems"] == [], seen["name"]
         assert seen["outputs_stay"], seen["name"]
