@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from weightlane.errors import Problem, near_names
 from weightlane.trace.geometry import Region
-from weightlane.trace.intervals import TooFineError, apart, count
+from weightlane.trace.intervals import TooFineError, apart, count, tile
 from weightlane.trace.obstacle_problems import obstacle_problem
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from weightlane.trace.geometry import JointAxes
     from weightlane.trace.table import Placement, PlacementTable, TracedTarget
+
+_Placed: TypeAlias = "tuple[int, JointAxes]"
+"""First element in the target's storage, and the axes of a placement there."""
 
 _MOST_NEAR_NAMES = 20  # as in plan_check: one wrong prefix makes every name a problem
 
@@ -54,23 +57,27 @@ class SourceCoverage:
 
 def target_coverage(table: PlacementTable) -> tuple[TargetCoverage, ...]:
     """One entry per target of one worker, in the table's order; targets that share memory are seen as one."""
-    placed: dict[int, list[Region]] = defaultdict(list)
+    placed: dict[int, list[_Placed]] = defaultdict(list)
     filled: dict[int, list[Region]] = defaultdict(list)
     places = [(placed[target.storage], target.offset) for target in table.targets]
     for item in table.placements:
-        regions, offset = places[item.target]
-        regions.append(Region(offset + item.target_offset, tuple([(axis[0], axis[2]) for axis in item.axes])))
+        items, offset = places[item.target]
+        items.append((offset + item.target_offset, item.axes))
     for fill in table.fills:
         target = table.targets[fill.target]
         filled[target.storage].append(Region(target.offset + fill.offset, fill.axes))
     return tuple(_covered(target, placed[target.storage], filled[target.storage]) for target in table.targets)
 
 
-def _covered(target: TracedTarget, placed: list[Region], filled: list[Region]) -> TargetCoverage:
-    whole = [Region(target.offset, tuple(zip(target.shape, target.stride, strict=True)))]
+def _covered(target: TracedTarget, placed: list[_Placed], filled: list[Region]) -> TargetCoverage:
+    whole = Region(target.offset, tuple(zip(target.shape, target.stride, strict=True)))
+    runs = [(first, axes[0][0]) for first, axes in placed if len(axes) == 1 and axes[0][2] == 1]
+    if len(runs) == len(placed) and not filled and tile(runs, whole):
+        return TargetCoverage(target, target.elements, 0, 0, 0)
+    regions = [Region(first, tuple((size, step) for size, _, step in axes)) for first, axes in placed]
     try:
-        counts = count(placed, whole)
-        padding = count([*placed, *filled], whole).covered - counts.covered if filled else 0
+        counts = count(regions, [whole])
+        padding = count([*regions, *filled], [whole]).covered - counts.covered if filled else 0
     except TooFineError:
         return TargetCoverage(target, 0, 0, target.elements, 0, too_fine=True)
     return TargetCoverage(target, counts.once, padding, counts.never - padding, counts.more)
@@ -81,28 +88,47 @@ def source_coverage(tables: Sequence[PlacementTable]) -> tuple[SourceCoverage, .
 
     A layout too fine to be counted is given as not consumed at all.
     """
-    taken: list[list[Placement]] = [[] for _ in tables[0].sources]
+    return tuple(
+        SourceCoverage(source.canonical, source.wire, source.elements, consumed)
+        for source, consumed in zip(tables[0].sources, _consumed(tables), strict=True)
+    )
+
+
+def _consumed(tables: Sequence[PlacementTable]) -> list[int]:
+    """Elements of each source that reach a receiver."""
+    first: list[Placement | None] = [None] * len(tables[0].sources)
+    more: dict[int, list[Placement]] = {}
     for table in tables:
         for item in table.placements:
-            taken[item.source].append(item)
-    found: list[SourceCoverage] = []
+            number = item.source
+            if first[number] is None:
+                first[number] = item
+            else:
+                more.setdefault(number, []).append(item)
     once: dict[JointAxes, int | None] = {}  # experts are taken alike by the thousand
-    for source, items in zip(tables[0].sources, taken, strict=True):
-        consumed: int | None = None
-        if len(items) == 1:
-            axes = items[0].axes
-            if axes not in once:
-                region = _taken(items[0])
-                once[axes] = region.elements if apart(region) else None
-            consumed = once[axes]
-        if consumed is None:
-            try:
-                regions = [_taken(item) for item in items]
-                consumed = count(regions, [Region(0, ((source.elements, 1),))]).covered
-            except TooFineError:
-                consumed = 0
-        found.append(SourceCoverage(source.canonical, source.wire, source.elements, consumed))
-    return tuple(found)
+    consumed: list[int] = []
+    for number, item in enumerate(first):
+        if item is None:
+            consumed.append(0)
+            continue
+        alone: int | None = None
+        if number not in more:
+            if item.axes not in once:
+                region = _taken(item)
+                once[item.axes] = region.elements if apart(region) else None
+            alone = once[item.axes]
+        if alone is None:
+            elements = tables[0].sources[number].elements
+            alone = _counted([item, *more.get(number, ())], elements)
+        consumed.append(alone)
+    return consumed
+
+
+def _counted(items: Sequence[Placement], elements: int) -> int:
+    try:
+        return count([_taken(item) for item in items], [Region(0, ((elements, 1),))]).covered
+    except TooFineError:
+        return 0
 
 
 def _taken(item: Placement) -> Region:
@@ -121,7 +147,11 @@ def coverage_problems(
         receiver: how messages call the replica.
     """
     problems = [obstacle_problem(item, receiver) for table in tables for item in table.obstacles]
-    lost = [item for item in source_coverage(tables) if item.consumed < item.elements]
+    lost = [
+        SourceCoverage(source.canonical, source.wire, source.elements, consumed)
+        for source, consumed in zip(tables[0].sources, _consumed(tables), strict=True)
+        if consumed < source.elements
+    ]
     blocked = {name for table in tables for item in table.obstacles for name in item.sources}
     for number, source in enumerate(item for item in lost if item.canonical not in blocked):
         problems.append(_unconsumed(source, tables, receiver, with_near=number < _MOST_NEAR_NAMES))

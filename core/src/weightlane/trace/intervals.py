@@ -45,8 +45,6 @@ def count(regions: Sequence[Region], within: Sequence[Region]) -> Counts:
     Raises:
         TooFineError: they are made of more than 4 million runs.
     """
-    if len(within) == 1 and _tiled(regions, within[0]):
-        return Counts(within[0].elements, 0, 0)
     covering = _joined([region for region in regions if region.elements])
     wanted = _joined([region for region in within if region.elements])
     runs = sum(region.elements // region.axes[-1][0] for region in (*covering, *wanted))
@@ -55,22 +53,16 @@ def count(regions: Sequence[Region], within: Sequence[Region]) -> Counts:
     return _sweep(_events(covering, 1), _events(_without_overlap(wanted), _INSIDE))
 
 
-def _tiled(regions: Sequence[Region], within: Region) -> bool:
-    """Whether runs follow one another through the whole of a run: the usual case, decided fast.
+def tile(runs: list[tuple[int, int]], within: Region) -> bool:
+    """Whether runs (first, length) follow one another through all of `within`: the usual case, decided fast.
 
     False says nothing.
     """
     whole = coalesce(within.axes)
     if len(whole) != 1 or whole[0][1] != 1 or within.elements != whole[0][0]:
         return False
-    runs: list[tuple[int, int]] = []
-    for region in regions:
-        if len(region.axes) != 1 or region.axes[0][1] != 1:
-            return False
-        runs.append((region.offset, region.axes[0][0]))
-    runs.sort()
     place = within.offset
-    for first, length in runs:
+    for first, length in sorted(runs):
         if first != place:
             return False
         place += length
