@@ -15,7 +15,7 @@ from weightlane.failures import Failure
 from weightlane.messages import WireTensor, decode, encode
 from weightlane.trace.coverage import coverage_problems
 from weightlane_sglang import loader_answers
-from weightlane_sglang.loader_messages import LoaderReply, Traced, TraceLoad
+from weightlane_sglang.loader_messages import ElementsHashed, HashElements, LoaderReply, Traced, TraceLoad
 from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE, exchange
 from weightlane_sglang.weight_loader import answer
 
@@ -89,6 +89,28 @@ def test_a_rank_tells_where_each_tensor_lands_and_its_model_stays_as_it_was() ->
     assert model.qk is parameter
     assert model.qk.data_ptr() == address
     assert torch.equal(model.qk, before)
+
+
+def test_a_rank_hashes_what_it_holds_by_a_table_that_it_gave() -> None:
+    model = PackingModel()
+    traced = asked(model, in_bytes(encode(TraceLoad(TENSORS))))
+    assert isinstance(traced, Traced)
+    request = HashElements(("", traced.table.digest()))
+    first, again = (asked(model, in_bytes(encode(request))) for _ in range(2))
+    assert isinstance(first, ElementsHashed)
+    assert first == again
+    assert len(first.hashes.placements) == 2
+    model.qk.data[5, 0] += 1.0
+    other = asked(model, in_bytes(encode(request)))
+    assert isinstance(other, ElementsHashed)
+    same = [a == b for a, b in zip(first.hashes.placements, other.hashes.placements, strict=True)]
+    assert same == [True, False]
+
+
+def test_a_table_that_this_process_has_not_given_is_a_failure() -> None:
+    reply = asked(PackingModel(), in_bytes(encode(HashElements(("0" * 16, "1" * 16)))))
+    assert isinstance(reply, Failure)
+    assert f"does not hold table {'1' * 16}" in reply.what
 
 
 @pytest.mark.parametrize(

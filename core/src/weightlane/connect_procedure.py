@@ -282,7 +282,9 @@ class ConnectProcedure:
 
         places = self._gather_ready()
         for replica in self._replicas:
-            session = ReplicaSession(plan, replica.number, replica.endpoint, self._bounds)
+            session = ReplicaSession(
+                plan, replica.number, replica.endpoint, self._bounds, tables=replica.tables
+            )
             self._sessions.append(session)
             rings = {place.worker: place.path for place in places if place.replica == replica.number}
             session.attach(rings, self._folder.path if self._folder else "")
@@ -297,7 +299,7 @@ class ConnectProcedure:
             raise AssertionError("a rank that could not describe its export cannot have agreed on a plan")
         fed: list[tuple[int, Sink]] = [(ring.replica, ring) for ring in self._rings]
         for session in self._sessions:
-            sink = controller_sink(plan, session.number, session.endpoint)
+            sink = controller_sink(plan, session.number, session.endpoint, session.read_back)
             if sink is not None:
                 fed.append((session.number, sink))
         folder = None

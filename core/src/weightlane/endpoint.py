@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weightlane.program import EngineCall, RequestMove
     from weightlane.receiver import WorkerDescription
     from weightlane.residency import WorkerResidency
-    from weightlane.trace.table import PlacementTable, Untraced
+    from weightlane.trace.table import LiveHashes, PlacementTable, Untraced
 
 
 @runtime_checkable
@@ -106,4 +106,19 @@ class TracingEndpoint(Protocol):
 
         Raises:
             EngineError: the engine was asked and failed.
+        """
+
+
+@runtime_checkable
+class ReadingBackEndpoint(Protocol):
+    """A `TracingEndpoint` that can also tell what its engine holds where the tables say, as hashes."""
+
+    def read_back(self, tables: Sequence[PlacementTable], timeout_seconds: float) -> tuple[LiveHashes, ...]:
+        """Each worker's hashes of its live elements (see `weightlane.trace.live_hashes`), in table order.
+
+        Called after the last bucket and the calls that settle it, before the version is published; generation
+        is paused. `tables` are those that `trace_workers` gave when the plan was made.
+
+        Raises:
+            EngineError: the engine was asked and failed, or does not know of these tables any more.
         """

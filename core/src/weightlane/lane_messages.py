@@ -6,7 +6,7 @@ import msgspec
 
 from weightlane.control import RankPlace
 from weightlane.manifest import RankManifest
-from weightlane.messages import ReceiveReport
+from weightlane.messages import ReadBack, ReceiveReport
 from weightlane.plan import LanePlan
 
 
@@ -88,12 +88,16 @@ class RankMoved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ra
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One replica's side of a sync. `verified` says in words what the reports prove."""
+    """One replica's side of a sync. `verified` says in words what the reports prove.
+
+    `read_back` is per worker what was found equal where no agent reports it.
+    """
 
     replica: int
     address: str
     verified: str
     workers: tuple[ReceiveReport, ...] = ()
+    read_back: tuple[ReadBack, ...] = ()
 
 
 class SyncReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sync-report"):

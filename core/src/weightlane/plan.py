@@ -32,7 +32,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `peers[i]` is the trainer rank that feeds worker i. `evidence` and `notes` are what selection saw.
     `adapter` is how this engine takes the manifest's adapter, in phase ADAPTER.
     `stamps_version`: the engine marks what it generates with the version that made it. `coverage_reason` says
-    why coverage is not proven, `trace` what was seen where it is.
+    why coverage is not proven, `trace` what was seen where it is,
+    `reads_back` whether requests, and no agent, tell what it holds.
     """
 
     replica: int
@@ -53,6 +54,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stamps_version: bool = False
     coverage_reason: str = ""
     trace: TraceFigures | None = None
+    reads_back: bool = False
 
     @property
     def generation(self) -> GenerationDuringSync:
@@ -144,7 +146,11 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def schedule(self) -> Schedule:
         """Every step of one sync, of both sides, in the order in which the lane takes them."""
-        return make_schedule([replica.program for replica in self.replicas], self.trainer_lifecycle)
+        return make_schedule(
+            [replica.program for replica in self.replicas],
+            self.trainer_lifecycle,
+            {replica.replica: self.read_back for replica in self.replicas if replica.reads_back},
+        )
 
     @property
     def receivers_in_failure(self) -> str:

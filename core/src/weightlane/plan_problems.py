@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightlane.endpoint import ReadingBackEndpoint
 from weightlane.errors import Problem
 from weightlane.front.frames import MAX_FRAME_BYTES
 from weightlane.manifest import DTYPE_BYTES, FLOATING
@@ -157,8 +158,9 @@ def read_back_problems(
 ) -> list[Problem]:
     """A replica that is to be read back at every sync and cannot be; `untraced` is why it has no table."""
     why = untraced
-    if not why and not isinstance(program.move, AgentMove):
-        why = "it takes requests only, and nothing of ours runs in its workers"
+    by_request = not isinstance(program.move, AgentMove)
+    if not why and by_request and not isinstance(replica.endpoint, ReadingBackEndpoint):
+        why = "it takes requests only, and its endpoint cannot ask what its workers hold"
     if wanted != "always" or not why:
         return []
     what = f"{replica.endpoint.address} cannot be read back: {why}"

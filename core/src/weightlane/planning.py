@@ -23,7 +23,7 @@ from weightlane.plan_problems import (
     memory_problems,
     read_back_problems,
 )
-from weightlane.program import with_lifecycle
+from weightlane.program import AgentMove, with_lifecycle
 from weightlane.replica_mapping import map_replica
 from weightlane.selection import select
 from weightlane.types import Capability, Mode, Phase
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from weightlane.receiver import WorkerDescription
     from weightlane.registry import Registry, Selected
     from weightlane.replica_mapping import MappedReplica
+    from weightlane.trace.table import PlacementTable
     from weightlane.types import MemoryTag, MissingPolicy, ReadBackPolicy, TransportName, VerifyLevel
 
 MODE_PHASES: dict[Mode, Phase] = {
@@ -87,6 +88,11 @@ class OpenReplica:
     facts: EngineFacts
     workers: tuple[WorkerDescription, ...]
     mapped: MappedReplica | None = None
+
+    @property
+    def tables(self) -> tuple[PlacementTable, ...]:
+        """What a sync through requests is read back with; nothing before it was asked."""
+        return self.mapped.tables if self.mapped else ()
 
 
 def open_replicas(registry: Registry, request: PlanRequest) -> tuple[OpenReplica, ...]:
@@ -260,6 +266,7 @@ def _replica_plan(
         stamps_version=Capability.WEIGHT_VERSION in selected.descriptor.capabilities,
         coverage_reason=mapped.reason,
         trace=mapped.figures,
+        reads_back=bool(mapped.tables) and not isinstance(program.move, AgentMove),
     )
 
 

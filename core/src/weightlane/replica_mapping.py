@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from weightlane.adapter_check import check_adapter_tensors
 from weightlane.assumptions import AssumptionContext, assumption_for
 from weightlane.contexts import MapNamesContext
+from weightlane.endpoint import ReadingBackEndpoint
 from weightlane.errors import Problem, near_names
 from weightlane.plan import wire_tensors
 from weightlane.plan_check import check_against_expected
@@ -44,6 +45,7 @@ class MappedReplica:
     """How the exported tensors travel to a replica, and how much is known of where they land.
 
     `reason` says why nothing is proven, or what is assumed instead; `figures` are of the tables, if any.
+    `tables` are kept where a sync through requests is read back with them.
     """
 
     entries: tuple[NameEntry, ...]
@@ -51,6 +53,7 @@ class MappedReplica:
     coverage: Coverage = "untraced"
     reason: str = ""
     figures: TraceFigures | None = None
+    tables: tuple[PlacementTable, ...] = ()
 
 
 def map_replica(
@@ -83,7 +86,17 @@ def map_replica(
         problems += _differing_workers(per_worker, replica)
     if isinstance(answer, Untraced):
         return _unproven(answer, manifest, entries, problems, replica, where)
-    return MappedReplica(entries, tuple(problems), "proven", figures=figures_of(tables))
+    return MappedReplica(
+        entries, tuple(problems), "proven", figures=figures_of(tables), tables=_kept(tables, request, replica)
+    )
+
+
+def _kept(
+    tables: tuple[PlacementTable, ...], request: PlanRequest, replica: OpenReplica
+) -> tuple[PlacementTable, ...]:
+    """An agent holds its own table; of a replica that is read back from here, it must be held here."""
+    reads = request.read_back != "never" and isinstance(replica.endpoint, ReadingBackEndpoint)
+    return tables if reads else ()
 
 
 def _unproven(

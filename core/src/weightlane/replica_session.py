@@ -23,6 +23,7 @@ from weightlane.messages import (
     ReceiveReport,
 )
 from weightlane.receive_call import ReceiveCall
+from weightlane.request_read_back import read_back_by_request
 from weightlane.residency import ReplicaResidency
 from weightlane.schedule import calls_of
 from weightlane.types import TransportName
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 
     from weightlane.bounds import Bounds
     from weightlane.endpoint import EngineEndpoint
+    from weightlane.messages import ReadBack
     from weightlane.plan import LanePlan
     from weightlane.program import EngineCall, MemoryCalls
     from weightlane.schedule import StepKind
+    from weightlane.trace.table import PlacementTable
     from weightlane.transports.disk import WrittenVersion
     from weightlane.types import MemoryTag
 
@@ -50,15 +53,27 @@ class ReplicaSession:
         number: which of its replicas this is.
         endpoint: the open handle.
         bounds: the lane's bounds.
+        tables: of its workers, where it is read back by a request of the endpoint's own.
     """
 
-    def __init__(self, plan: LanePlan, number: int, endpoint: EngineEndpoint, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        plan: LanePlan,
+        number: int,
+        endpoint: EngineEndpoint,
+        bounds: Bounds,
+        *,
+        tables: Sequence[PlacementTable] = (),
+    ) -> None:
         self._plan = plan
         self._replica = plan.replicas[number]
         self.number = number
         self.last_error = ""
         self.endpoint = endpoint
         self._bounds = bounds
+        self.read_back = (
+            None if self._replica.has_agent else read_back_by_request(endpoint, tables, plan.read_back)
+        )
         self._receiving: ReceiveCall | None = None
         self._on_failure: Callable[[BaseException], None] = _ignore
         self._reports_within = bounds.finish
@@ -211,6 +226,17 @@ class ReplicaSession:
         if self._receiving is None:
             return self._call(FinishInline(self._plan.lane, sync), ReceiveReport, self._bounds.finish)
         return self._receiving.result(self._reports_within, check, self.address)
+
+    def read_back_equal(self) -> tuple[ReadBack, ...]:
+        """What its workers hold, compared with what was sent, where an endpoint asks and this sync is due.
+
+        Raises:
+            VerificationError: elements are not where they were written.
+        """
+        if self.read_back is None or not self.read_back.due:
+            return ()
+        with self._noting_errors():
+            return self.read_back.require_equal(self._bounds.finish)
 
     def publish(self, sync: int, version: int) -> None:
         """Makes the version the one that is served."""

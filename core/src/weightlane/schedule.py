@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from weightlane.program import EngineCall, Program, TrainerLifecycle
+    from weightlane.types import ReadBackPolicy
 
 StepKind: TypeAlias = Literal[
     "pause",
@@ -26,6 +27,7 @@ StepKind: TypeAlias = Literal[
     "verify",
     "flush",
     "resume-memory",
+    "read-back",
     "publish",
     "continue",
 ]
@@ -36,9 +38,11 @@ ON_RANKS: tuple[StepKind, ...] = ("onload", "move", "offload")
 """On each trainer rank; the controller goes on when every rank is through."""
 AFTER_MOVE: tuple[StepKind, ...] = ("verify", "flush", "resume-memory")
 """Once every rank is through: all replicas verify before any is flushed."""
+BY_REQUEST: tuple[StepKind, ...] = ("read-back",)
+"""Of replicas without agents whose endpoint asks what they hold; agents read back before they report."""
 AT_COMMIT: tuple[StepKind, ...] = ("publish", "continue")
 """In `commit`: every replica publishes before any goes on."""
-ORDER = BEFORE_MOVE + ON_RANKS + AFTER_MOVE + AT_COMMIT
+ORDER = BEFORE_MOVE + ON_RANKS + AFTER_MOVE + BY_REQUEST + AT_COMMIT
 
 Side: TypeAlias = Literal["rollout", "trainer", "lane"]
 
@@ -66,12 +70,28 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "\n".join(f"{number}. {step}" for number, step in enumerate(self.steps, 1))
 
 
-def make_schedule(programs: Sequence[Program], trainer: TrainerLifecycle) -> Schedule:
-    """Merges the programs of all replicas, in replica order, with the trainer's share."""
+_WHEN: dict[ReadBackPolicy, str] = {"first": "at the first sync", "always": "", "never": ""}
+
+
+def make_schedule(
+    programs: Sequence[Program],
+    trainer: TrainerLifecycle,
+    read_back: Mapping[int, ReadBackPolicy] | None = None,
+) -> Schedule:
+    """Merges the programs of all replicas, in replica order, with the trainer's share.
+
+    `read_back` has the replicas that are read back by requests, and when.
+    """
     steps: list[Step] = []
     for kind in ORDER:
         if kind in ON_RANKS or kind == "verify":
             steps += _steps_of_all(kind, trainer)
+        elif kind in BY_REQUEST:
+            steps += [
+                Step(kind, "rollout", "hashes of what it holds", number, _WHEN[policy])
+                for number, policy in (read_back or {}).items()
+                if policy != "never"
+            ]
         else:
             steps += [
                 step for number, program in enumerate(programs) for step in _rollout(kind, number, program)

@@ -212,7 +212,9 @@ class StartProcedure:
         plan = plan_with(self._members.plan, go.rejoining)
         folder = self._members.mover.folder
         for replica in self._opened:
-            session = ReplicaSession(plan, replica.number, replica.endpoint, self._bounds)
+            session = ReplicaSession(
+                plan, replica.number, replica.endpoint, self._bounds, tables=replica.tables
+            )
             session.attach(
                 {
                     place.worker: place.path
@@ -231,7 +233,7 @@ class StartProcedure:
         plan = plan_with(self._members.plan, go.rejoining)
         sinks: list[tuple[int, Sink]] = []
         for session in sessions:
-            sink = controller_sink(plan, session.number, session.endpoint)
+            sink = controller_sink(plan, session.number, session.endpoint, session.read_back)
             if sink is not None:
                 sinks.append((session.number, sink))
         return sinks

@@ -22,7 +22,7 @@ from weightlane.sync_failure import SyncProgress, diagnosed, first_cause, partly
 from weightlane.sync_verdicts import SyncVerdicts
 from weightlane.trainer_memory import loaded
 from weightlane.transports.sink import SinkBounds
-from weightlane.verify import verify_ranks, verify_replica
+from weightlane.verify import verify_ranks, verify_replica, with_read_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
     from weightlane.events import EventSource
+    from weightlane.lane_messages import ReplicaReport
     from weightlane.membership import Membership
     from weightlane.replica_session import ReplicaSession
     from weightlane.stream import ExportStream
@@ -200,16 +201,21 @@ class SyncRun:
             f"sync/{self.sync}/moved", RankMoved, seconds=self._patience, abort=self._abort_name
         )
         digest = verify_ranks(plan, moved)
-        reports = []
+        reports: list[ReplicaReport] = []
         for session in self._sessions:
             replica = plan.replicas[session.number]
             workers = session.reports(self.sync, self._check)
             reports.append(
                 verify_replica(plan, replica, moved, workers, sync=self.sync, version=self.version)
             )
-            told = f"{replica.address}: {reports[-1].verified}"
-            self._events.tell("replica-reported", self.version, detail=told)
+            if session.read_back is None:
+                self._tell(reports[-1])
         take_steps(AFTER_MOVE, self._sessions, self.version)
+        for number, session in enumerate(self._sessions):
+            if session.read_back is not None:
+                # Only now: an engine may go on with its weights until it has settled.
+                reports[number] = with_read_back(reports[number], session.read_back_equal())
+                self._tell(reports[number])
         self._channel.check_abort(self._abort_name)
         return SyncReport(
             lane=plan.lane,
@@ -225,6 +231,9 @@ class SyncRun:
             missing=self.go.missing,
             rejoined=tuple(item.replica for item in self.go.rejoining),
         )
+
+    def _tell(self, report: ReplicaReport) -> None:
+        self._events.tell("replica-reported", self.version, detail=f"{report.address}: {report.verified}")
 
     def _publish(self) -> None:
         served: list[str] = []

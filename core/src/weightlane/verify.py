@@ -13,7 +13,7 @@ from weightlane.types import TransportName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightlane.messages import ReceiveReport
+    from weightlane.messages import ReadBack, ReceiveReport
     from weightlane.plan import LanePlan, ReplicaPlan
 
 
@@ -53,7 +53,7 @@ def verify_replica(
         words = "unavailable: this engine takes requests only, so nothing is known of what its workers wrote"
         return ReplicaReport(replica.replica, replica.address, words)
     if plan.verify == "off":
-        words = f"off{_read_back(reports)}"
+        words = f"off{_read_back([report.read_back for report in reports])}"
         return ReplicaReport(replica.replica, replica.address, words, tuple(reports))
     problems: list[str] = []
     reported = [report.worker for report in reports]
@@ -84,13 +84,21 @@ def verify_replica(
         )
     if plan.manifest.adapter is not None:
         words += f", adapter bound to {len(plan.manifest.adapter.target_modules)} modules on {len(reports)}"
-    words += _read_back(reports)
+    words += _read_back([report.read_back for report in reports])
     return ReplicaReport(replica.replica, replica.address, words, tuple(reports))
 
 
-def _read_back(reports: Sequence[ReceiveReport]) -> str:
+def with_read_back(report: ReplicaReport, equal: Sequence[ReadBack]) -> ReplicaReport:
+    """The report of a replica that takes requests only, with what was found equal in its workers, if any."""
+    if not equal:
+        return report
+    words = f"by requests, which tell nothing of what they wrote{_read_back(equal)}"
+    return ReplicaReport(report.replica, report.address, words, report.workers, tuple(equal))
+
+
+def _read_back(given: Sequence[ReadBack | None]) -> str:
     """What the workers found where their tables say; "" where none has looked."""
-    found = [report.read_back for report in reports if report.read_back is not None]
+    found = [item for item in given if item is not None]
     if not found:
         return ""
     words = f", {sum(item.elements for item in found):,} elements read back equal on {len(found)}"

@@ -211,6 +211,8 @@ def test_the_order_puts_what_the_rules_ask_for_where_they_ask_for_it() -> None:
         ("move", "flush"),
         ("verify", "publish"),
         ("resume-memory", "publish"),
+        ("flush", "read-back"),
+        ("read-back", "publish"),
         ("publish", "continue"),
     ]
     for earlier, later in rules:

@@ -126,6 +126,7 @@ def _replica(number: int, **fields: Any) -> ReplicaPlan:
             "engine": "acme",
             "engine_version": "1.0",
             "address": "unix:/x",
+            "reads_back": bool(number),
             "backend": "acme",
             "era": "one",
             "distribution": "acme-weightlane",
@@ -193,7 +194,7 @@ JOINED = lm.Joined(
 MISSING = lm.MissingReplica(2, "unix:/y", "it does not answer")
 SYNCED = lm.SyncReport(
     *("lane-1", 1, 2, 3, 4, 5, 0.5, "d", 1),
-    replicas=(lm.ReplicaReport(0, "x", "all", (REPORT, BOUND)),),
+    replicas=(lm.ReplicaReport(0, "x", "all", (REPORT, BOUND), (m.ReadBack(9, 1),)),),
     missing=(MISSING,),
     rejoined=(1,),
 )

@@ -7,25 +7,22 @@ Hashes are kept, never tensors.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
-import xxhash
 
-from weightlane.errors import VerificationError
+from weightlane.errors import ProtocolError, VerificationError
 from weightlane.messages import ReadBack
-from weightlane.packing import dtype_name, memory_of, torch_dtype
-from weightlane.trace.geometry import Region
-from weightlane.trace.intervals import TooFineError, count
+from weightlane.packing import torch_dtype
+from weightlane.trace.live_hashes import hash_of, live_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from weightlane.trace.table import Fill, Placement, PlacementTable, TracedTarget
+    from weightlane.trace.table import LiveHashes, Placement, PlacementTable
 
 _MOST_TOLD = 5
 _MOST_SOURCES = 3
@@ -70,31 +67,54 @@ class ReadBackCheck:
         Raises:
             VerificationError: elements are not where they were written; names targets and sources.
         """
+        return self.require_same(live_hashes(self._table, live))
+
+    def require_same(self, seen: LiveHashes) -> ReadBack:
+        """Compares what was sent with what a worker says that it holds.
+
+        Args:
+            seen: about this very table.
+
+        Raises:
+            VerificationError: as `require_equal`.
+            ProtocolError: it is about another table.
+        """
+        self._require_about_this(seen)
+        table = self._table
         differing: dict[int, list[int]] = defaultdict(list)
-        changed: dict[int, str] = {}
         elements = 0
-        with torch.no_grad():
-            for number, target in enumerate(self._table.targets):
-                tensor = live.get(target.name)
-                if target.form == "live" and (tensor is None or not _same_form(tensor, target)):
-                    changed[number] = "is gone" if tensor is None else f"is now {_told(tensor)}"
-            for position, sent in self._sent.items():
-                item = self._table.placements[position]
-                if item.target in changed:
-                    continue
-                elements += item.elements
-                seen = live[self._table.targets[item.target].name]
-                if (
-                    _hash(_in_target(seen, item.target_offset, [(n, step) for n, _, step in item.axes]))
-                    != sent
-                ):
-                    differing[item.target].append(position)
-            wrong_fills, filled = self._wrong_fills(live, changed)
-        written = {self._table.placements[position].target for position in self._sent}
-        changed = {number: why for number, why in changed.items() if number in written}
+        for position, sent in self._sent.items():
+            item = table.placements[position]
+            if item.target in seen.changed:
+                continue
+            elements += item.elements
+            if seen.placements[position] != sent:
+                differing[item.target].append(position)
+        written = {table.placements[position].target for position in self._sent}
+        wrong_fills = {table.fills[number].target for number in seen.unlike} & written
+        changed = {number: why for number, why in seen.changed.items() if number in written}
         if differing or wrong_fills or changed:
             raise self._error(differing, wrong_fills, changed)
+        filled = sum(
+            compared
+            for fill, compared in zip(table.fills, seen.filled, strict=True)
+            if fill.target in written
+        )
         return ReadBack(elements + filled, self._not_comparable())
+
+    def _require_about_this(self, seen: LiveHashes) -> None:
+        table = self._table
+        fits = (
+            seen.table == table.digest()
+            and (len(seen.placements), len(seen.filled)) == (len(table.placements), len(table.fills))
+            and all(0 <= number < len(table.fills) for number in seen.unlike)
+        )
+        if not fits:
+            raise ProtocolError(
+                f"{self._origin} read back table {seen.table}, not {table.digest()}.",
+                "Its answer is about another load than the one that was planned.",
+                "Connect again; report this with the plan if it stays so.",
+            )
 
     def _hash_sent(self, flat: Tensor, item: Placement) -> int:
         taken = flat.as_strided(
@@ -104,48 +124,7 @@ class ReadBackCheck:
         )
         for dtype in (*item.casts, self._table.targets[item.target].dtype):
             taken = taken.to(torch_dtype(dtype))
-        return _hash(taken)
-
-    def _wrong_fills(self, live: Mapping[str, Tensor], changed: Mapping[int, str]) -> tuple[set[int], int]:
-        """Targets whose constants are others now, and how many elements were compared."""
-        wrong: set[int] = set()
-        compared = 0
-        for fill in self._table.fills:
-            target = self._table.targets[fill.target]
-            if target.form != "live" or fill.target in changed or not self._was_loaded(fill.target):
-                continue
-            seen = _in_target(live[target.name], fill.offset, fill.axes)
-            kept = self._kept(fill)
-            values = seen if kept is None else seen[kept.to(seen.device)]
-            compared += values.numel()
-            constant = torch.full((), fill.value, device=seen.device).to(seen.dtype)
-            if seen.dtype.is_floating_point and seen.dtype.itemsize == 1:
-                values, constant = values.float(), constant.float()  # torch compares no such dtype
-            same = values.isnan() if math.isnan(fill.value) else values == constant
-            if not bool(same.all()):
-                wrong.add(fill.target)
-        return wrong, compared
-
-    def _kept(self, fill: Fill) -> Tensor | None:
-        """Which elements of a fill no placement has overwritten since: a mask in its shape, None for all."""
-        placed = [item for item in self._table.placements if item.target == fill.target]
-        regions = [
-            Region(item.target_offset, tuple((n, step) for n, _, step in item.axes)) for item in placed
-        ]
-        try:
-            if not count(regions, [Region(fill.offset, fill.axes)]).covered:
-                return None
-        except TooFineError:
-            pass
-        target = self._table.targets[fill.target]
-        span = 1 + sum((n - 1) * step for n, step in zip(target.shape, target.stride, strict=True))
-        mask = torch.ones(span, dtype=torch.bool)
-        for item in placed:
-            _in_target(mask, item.target_offset, [(n, step) for n, _, step in item.axes]).fill_(False)
-        return _in_target(mask, fill.offset, fill.axes)
-
-    def _was_loaded(self, target: int) -> bool:
-        return any(self._table.placements[position].target == target for position in self._sent)
+        return hash_of(taken)
 
     def _not_comparable(self) -> int:
         table = self._table
@@ -176,23 +155,3 @@ class ReadBackCheck:
             'Report the architecture with the plan. read_back="never" leaves this check out; only do that '
             "where the engine's outputs are known to be right.",
         )
-
-
-def _in_target(tensor: Tensor, offset: int, axes: Sequence[tuple[int, int]]) -> Tensor:
-    """The elements at `offset`, counted from the tensor's own first."""
-    sizes, steps = [size for size, _ in axes], [step for _, step in axes]
-    return tensor.detach().as_strided(sizes, steps, tensor.storage_offset() + offset)
-
-
-def _hash(tensor: Tensor) -> int:
-    """Over the values in their order, as bytes."""
-    return xxhash.xxh3_64_intdigest(memory_of(tensor.contiguous().cpu()))
-
-
-def _same_form(tensor: Tensor, target: TracedTarget) -> bool:
-    form = (tuple(tensor.shape), tuple(tensor.stride()), dtype_name(tensor.dtype))
-    return form == (target.shape, target.stride, target.dtype)
-
-
-def _told(tensor: Tensor) -> str:
-    return f"{dtype_name(tensor.dtype)} of shape {list(tensor.shape)} and strides {list(tensor.stride())}"

@@ -162,3 +162,20 @@ class PlacementTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             source.canonical: tuple(self.targets[number].name for number in sorted(numbers))
             for source, numbers in zip(self.sources, reached, strict=True)
         }
+
+
+class LiveHashes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one worker holds where its table says: hashes, never values; made after a load.
+
+    `table` is the table's digest. `placements` has one xxh3 (64 bits) per placement of it, over the bytes of
+    the live elements in the placement's order; `filled` one number per fill, of elements that no placement
+    overwrites and that were compared with its constant. Both are 0 where the target is kept in another form
+    than it is loaded, or is named in `changed`: targets, by number, with what became of them. `unlike` are
+    the numbers of the fills that hold another value.
+    """
+
+    table: str
+    placements: tuple[int, ...]
+    filled: tuple[int, ...] = ()
+    unlike: tuple[int, ...] = ()
+    changed: dict[int, str] = {}

@@ -12,15 +12,18 @@ from weightlane.types import TransportName
 if TYPE_CHECKING:
     from weightlane.endpoint import EngineEndpoint
     from weightlane.plan import LanePlan
+    from weightlane.request_read_back import RequestReadBack
     from weightlane.transports.sink import Sink
 
 
-def controller_sink(plan: LanePlan, number: int, endpoint: EngineEndpoint) -> Sink | None:
+def controller_sink(
+    plan: LanePlan, number: int, endpoint: EngineEndpoint, read_back: RequestReadBack | None = None
+) -> Sink | None:
     """The sink of a replica that is fed through its endpoint; None where a ring or the lane's folder does."""
     replica = plan.replicas[number]
     move = replica.program.move
     if isinstance(move, RequestMove):
-        return RequestSink(plan, move, endpoint)
+        return RequestSink(plan, move, endpoint, read_back)
     match replica.transport:
         case TransportName.INLINE:
             return AgentInlineSink(plan, replica, endpoint)

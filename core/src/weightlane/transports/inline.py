@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from weightlane.endpoint import EngineEndpoint
     from weightlane.plan import LanePlan, ReplicaPlan
     from weightlane.program import RequestMove
+    from weightlane.request_read_back import RequestReadBack
     from weightlane.transports.sink import SinkBounds
 
 
@@ -77,12 +78,19 @@ class AgentInlineSink:
 
 
 class RequestSink:
-    """Sends each bucket in the engine's own request, as the program says."""
+    """Sends each bucket in the engine's own request, as the program says; `read_back` hashes what is sent."""
 
-    def __init__(self, plan: LanePlan, move: RequestMove, endpoint: EngineEndpoint) -> None:
+    def __init__(
+        self,
+        plan: LanePlan,
+        move: RequestMove,
+        endpoint: EngineEndpoint,
+        read_back: RequestReadBack | None = None,
+    ) -> None:
         self._plan = plan
         self._move = move
         self._endpoint = endpoint
+        self._read_back = read_back
         self._version = 0
         self._digest: WireDigest | None = None
         self._bounds: SinkBounds | None = None
@@ -90,6 +98,8 @@ class RequestSink:
     def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:  # noqa: ARG002 - a Sink's
         """Nothing is sent before the first bucket."""
         self._version, self._bounds = version, bounds
+        if self._read_back:
+            self._read_back.begin()
         self._digest = WireDigest(self._plan.tensors) if self._plan.verify == "digest" else None
 
     def put(self, layout: BucketLayout, tensors: Sequence[tuple[int, Tensor]]) -> None:
@@ -104,6 +114,8 @@ class RequestSink:
             named.append((wire.name, ready))
             if self._digest:
                 self._digest.update_whole(memory_of(ready))
+        if self._read_back:
+            self._read_back.sent(named)
         self._endpoint.send_bucket(self._move, named, last=layout.last, version=self._version)
 
     def finish(self) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from typing_extensions import override
 
-from weightlane.endpoint import EngineEndpoint, TracingEndpoint
+from weightlane.endpoint import EngineEndpoint, ReadingBackEndpoint, TracingEndpoint
 from weightlane.errors import EngineError
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
@@ -22,7 +22,7 @@ from weightlane_sglang.expected import expected_tensors
 from weightlane_sglang.generation import generate_body, read_generations
 from weightlane_sglang.http_channel import HttpChannel
 from weightlane_sglang.loader_channel import ask
-from weightlane_sglang.loader_messages import Traced, TraceLoad
+from weightlane_sglang.loader_messages import ElementsHashed, HashElements, Traced, TraceLoad
 from weightlane_sglang.payload import EncodedBucket, request_body
 from weightlane_sglang.server_facts import read_facts, read_incarnation, read_model_info, version_number
 from weightlane_sglang.session import UpdateSession, is_for_session
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from weightlane.facts import EngineFacts
     from weightlane.messages import Generation, WireTensor
     from weightlane.program import EngineCall, RequestMove
-    from weightlane.trace.table import PlacementTable
+    from weightlane.trace.table import LiveHashes, PlacementTable
 
 
-class SglangEndpoint(EngineEndpoint, TracingEndpoint):
+class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
     """Requests to one server.
 
     Args:
@@ -112,6 +112,20 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint):
         if isinstance(replies, Untraced):
             return replies
         return tuple(reply.table for reply in replies if isinstance(reply, Traced))
+
+    @override
+    def read_back(self, tables: Sequence[PlacementTable], timeout_seconds: float) -> tuple[LiveHashes, ...]:
+        """Asks our loader inside the server, which still holds the tables that it gave."""
+        request = HashElements(tuple(table.digest() for table in tables))
+        replies = ask(self._channel, self.facts(), request, timeout_seconds=timeout_seconds)
+        if isinstance(replies, Untraced):
+            raise EngineError(
+                f"SGLang at {self.address} gave its tables when the plan was made, and now tells nothing of "
+                f"what it holds: {replies.reason}.",
+                "Without it nobody knows whether the weights are where they were sent.",
+                'Mend that, or connect with read_back="never".',
+            )
+        return tuple(reply.hashes for reply in replies if isinstance(reply, ElementsHashed))
 
     @override
     def call_workers(self, message: bytes, timeout_seconds: float) -> Sequence[bytes]:

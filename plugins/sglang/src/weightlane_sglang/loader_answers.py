@@ -11,17 +11,22 @@ from weightlane.messages import decode, encode
 from weightlane_sglang import __version__
 from weightlane_sglang.loader_messages import (
     MOST_REQUEST_BYTES,
+    ElementsHashed,
+    HashElements,
     LoaderReply,
     LoaderRequest,
     Traced,
 )
 from weightlane_sglang.run_folder import write_answer
-from weightlane_sglang.tracing import tensor_parallel_rank, trace_model
+from weightlane_sglang.tables_held import TablesHeld
+from weightlane_sglang.tracing import live_tensors_of, tensor_parallel_rank, trace_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor, nn
+
+_held = TablesHeld()
 
 
 def answer_request(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -45,7 +50,12 @@ def answer_request(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]
 
 def _reply(model: nn.Module, tensor: Any) -> LoaderReply:
     request: LoaderRequest = decode(_bytes_of(tensor), LoaderRequest, sender="a controller")
-    return Traced(trace_model(model, request.tensors))
+    if isinstance(request, HashElements):
+        from weightlane.trace.live_hashes import live_hashes
+
+        table = _held.of_rank(request.tables, tensor_parallel_rank(), model)
+        return ElementsHashed(live_hashes(table, live_tensors_of(model)))
+    return Traced(_held.keep(trace_model(model, request.tensors), model))
 
 
 def _bytes_of(tensor: Any) -> bytes:

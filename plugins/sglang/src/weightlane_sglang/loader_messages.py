@@ -8,7 +8,7 @@ import msgspec
 
 from weightlane.failures import Failure
 from weightlane.messages import WireTensor
-from weightlane.trace.table import PlacementTable
+from weightlane.trace.table import LiveHashes, PlacementTable
 
 MOST_REQUEST_BYTES = 64 << 20
 
@@ -25,5 +25,17 @@ class Traced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="trace
     table: PlacementTable
 
 
-LoaderRequest: TypeAlias = TraceLoad
-LoaderReply: TypeAlias = Traced | Failure
+class HashElements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hash-elements"):
+    """Hash what the model holds where tables say; `tables` has, per rank, the digest of one that it gave."""
+
+    tables: tuple[str, ...]
+
+
+class ElementsHashed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="elements-hashed"):
+    """Answer to `HashElements`: of one rank."""
+
+    hashes: LiveHashes
+
+
+LoaderRequest: TypeAlias = TraceLoad | HashElements
+LoaderReply: TypeAlias = Traced | ElementsHashed | Failure

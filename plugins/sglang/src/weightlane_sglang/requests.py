@@ -49,7 +49,7 @@ def build_program(context: BuildRequestsContext) -> Program:
         ),
         notes=(
             f"buckets travel {facts.parallel.tensor} times, once per tensor-parallel rank, by value",
-            "the server tells nothing of what it wrote: names and shapes are checked against its checkpoint",
+            "an update tells nothing of what it wrote: names and shapes are checked against the checkpoint",
         ),
     )
 

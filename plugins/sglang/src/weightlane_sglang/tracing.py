@@ -17,7 +17,7 @@ from weightlane_sglang.contract import ENGINE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from weightlane.messages import WireTensor
 
@@ -35,6 +35,14 @@ def trace_model(model: nn.Module, tensors: Sequence[WireTensor]) -> PlacementTab
     """The table of one load of `tensors` (canonical names, full shapes); the model stays as it is."""
     sources = tuple(TracedSource(item.name, item.name, item.shape, item.dtype) for item in tensors)
     return trace_load(receiver_of(model), sources, style=STYLE)
+
+
+def live_tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers under every name that they have, as tables name targets."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
 
 
 def receiver_of(model: nn.Module) -> Receiver:
