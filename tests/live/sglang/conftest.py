@@ -42,7 +42,7 @@ LORA = (
     *("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", "all"),
     *("--lora-backend", "torch_native", "--max-loras-per-batch", "3"),
 )
-OUR_TESTS_LOADERS = ("live_loaders.checksums", "live_loaders.oracle")
+OUR_TESTS_LOADERS = ("live_loaders.checksums", "live_loaders.oracle", "live_loaders.change_one")
 
 _numbers = itertools.count()
 torch.set_num_threads(1)  # spinning threads of ours would take the server's cores
@@ -96,6 +96,7 @@ def moe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its head is its embedding, and its vocabulary no multiple of what engines pad to."""
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -105,10 +106,10 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        vocab_size=512,
+        vocab_size=500,  # padded to 512 by the engine
         max_position_embeddings=256,
         initializer_range=0.15,  # so that outputs of two sets of weights differ
-        tie_word_embeddings=False,
+        tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,

@@ -67,6 +67,11 @@ def assert_proven(endpoint: SglangEndpoint, ranks: int, *, lora: bool) -> None:
 def test_two_ranks_tell_where_every_element_lands_as_an_oracle_does(endpoint: SglangEndpoint) -> None:
     assert_proven(endpoint, 2, lora=False)
     tables = server_checks.traced(endpoint)
+    (worker,) = endpoint.describe_workers("sglang")
+    tied = {item.name: item.tied_to for item in worker.expected if item.tied_to}
+    assert tied == {"lm_head.weight": "model.embed_tokens.weight"}
+    filled = {item.target.name for table in tables for item in target_coverage(table) if item.filled}
+    assert filled == {"model.embed_tokens.weight"}, "the vocabulary is padded"
     for table in tables:
         placed = sum(item.once for item in target_coverage(table))
         assert placed < sum(source.elements for source in table.sources), "each rank takes its share"
@@ -174,30 +179,38 @@ def checkpoint_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.parametrize(("version", "ranks"), [("0.5.18", 2), ("0.5.23", 1)])
 def test_a_mixture_of_experts_is_proven_and_synced(
     start_server: Any,
     open_server: Callable[[RunningServer], SglangEndpoint],
     moe_folder: Path,
     trainer_of: Callable[[Path], Any],
     tmp_path: Path,
+    sglang_newer: Path,
+    version: str,
+    ranks: int,
 ) -> None:
+    newer = sglang_newer if version == "0.5.23" else None
     tensors = checkpoint_of(moe_folder)
     changed = shutil.copytree(moe_folder, tmp_path / "changed")
-    with start_server(moe_folder, 1) as server:
-        assert_proven(open_server(server), 1, lora=False)
+    with start_server(moe_folder, ranks, newer=newer) as server:
+        endpoint = open_server(server)
+        assert endpoint.facts().version.startswith(version)
+        assert_proven(endpoint, ranks, lora=False)
         with wl.connect(
             trainer=wl.trainer("torch", model=tensors), rollout=[wl.rollout("sglang", url=server.url)]
         ) as lane:
             assert "coverage proven: " in str(lane.plan())
-            for version in (1, 2):
+            for sync in (1, 2):
                 said = lane.replicas[0].generate(server_checks.PROMPTS, max_tokens=8)
-                generator = torch.Generator().manual_seed(version)
+                generator = torch.Generator().manual_seed(sync)
                 for tensor in tensors.values():
                     tensor.add_(torch.randn(tensor.shape, generator=generator) * tensor.std() * 0.05)
                 save_file(tensors, changed / "model.safetensors", metadata={"format": "pt"})
                 trainer = trainer_of(changed)
                 assert trainer.distance(server_checks.PROMPTS, said) >= MOVED
-                lane.sync(version=version)
+                read_back = lane.sync(version=sync).replicas[0].read_back
+                assert len(read_back) == (ranks if sync == 1 else 0)
                 given = lane.replicas[0].generate(server_checks.PROMPTS, max_tokens=8)
                 assert trainer.distance(server_checks.PROMPTS, given) <= AGREES
 

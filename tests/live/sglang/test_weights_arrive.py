@@ -70,7 +70,7 @@ def test_a_wrong_shape_and_a_stranger_are_refused_before_the_server_hears_of_the
 ) -> None:
     tensors = dict(trainer_of(tiny_folder).tensors())
     tensors["model.norm.weight"] = tensors["model.norm.weight"][:32]
-    tensors["model.strange.weight"] = tensors.pop("lm_head.weight")
+    tensors["model.strange.weight"] = tensors.pop("model.layers.0.mlp.down_proj.weight")
     with pytest.raises(PlanError) as caught:
         wl.connect(
             trainer=wl.trainer("torch", model=tensors), rollout=[wl.rollout("sglang", url=tiny_server.url)]
@@ -78,5 +78,5 @@ def test_a_wrong_shape_and_a_stranger_are_refused_before_the_server_hears_of_the
     assert {(problem.kind, problem.subject) for problem in caught.value.problems} == {
         ("shape", "model.norm.weight"),
         ("extra-name", "model.strange.weight"),
-        ("missing-name", "lm_head.weight"),
+        ("missing-name", "model.layers.0.mlp.down_proj.weight"),
     }

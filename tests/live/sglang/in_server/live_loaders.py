@@ -23,6 +23,23 @@ def oracle(model: Any, named_tensors: Any) -> None:
     _answer(named_tensors, lambda message: _differences(model, message))
 
 
+def change_one(model: Any, named_tensors: Any) -> None:
+    """`RANK NAME`: on that rank, the first element of the tensor becomes another. Answers with the rank."""
+    _answer(named_tensors, lambda message: _change_one(model, *message.decode().split()))
+
+
+def _change_one(model: Any, rank: str, name: str) -> int:
+    import torch
+
+    from weightlane_sglang.tracing import tensor_parallel_rank
+
+    own = tensor_parallel_rank()
+    if own == int(rank):
+        with torch.inference_mode():
+            model.get_parameter(name).view(-1)[0] += 1.0
+    return own
+
+
 def _checksums(model: Any) -> dict[str, list[Any]]:
     import torch
     import xxhash
