@@ -107,19 +107,19 @@ def _consumed(tables: Sequence[PlacementTable]) -> list[int]:
                 more.setdefault(number, []).append(item)
     once: dict[JointAxes, int | None] = {}  # experts are taken alike by the thousand
     consumed: list[int] = []
-    for number, item in enumerate(first):
-        if item is None:
+    for number, taken in enumerate(first):
+        if taken is None:
             consumed.append(0)
             continue
         alone: int | None = None
         if number not in more:
-            if item.axes not in once:
-                region = _taken(item)
-                once[item.axes] = region.elements if apart(region) else None
-            alone = once[item.axes]
+            if taken.axes not in once:
+                region = _taken(taken)
+                once[taken.axes] = region.elements if apart(region) else None
+            alone = once[taken.axes]
         if alone is None:
             elements = tables[0].sources[number].elements
-            alone = _counted([item, *more.get(number, ())], elements)
+            alone = _counted([taken, *more.get(number, ())], elements)
         consumed.append(alone)
     return consumed
 
