@@ -21,7 +21,7 @@ def test_a_plain_dense_engine_is_not_refused() -> None:
     [
         (EngineFeatures(quantization="fp8"), "quantization", "fp8"),
         (EngineFeatures(experts=8), "mixture-of-experts", "8 routed experts"),
-        (EngineFeatures(experts=8, lora=True), "mixture-of-experts", "reports success"),
+        (EngineFeatures(experts=8, lora=True), "mixture-of-experts", "success for experts under their"),
         (EngineFeatures(pipeline_parallel=2), "pipeline-parallel", "2 pipeline stages"),
         (EngineFeatures(data_parallel=2), "data-parallel", "2 data-parallel"),
         (EngineFeatures(latent_attention=True), "latent-attention", "kv_b_proj"),

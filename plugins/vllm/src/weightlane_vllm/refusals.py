@@ -44,7 +44,8 @@ def refusals_of(features: EngineFeatures) -> tuple[Problem, ...]:
         )
     if features.experts:
         wrapper = (
-            ", and with LoRA on the loader reports success for experts it did not write"
+            ", and with LoRA on the loader reports success for experts under their checkpoint names and "
+            "writes none of them"
             if features.lora
             else ""
         )
