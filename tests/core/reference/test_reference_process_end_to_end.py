@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import weightlane as wl
 from weightlane import failures, messages
 from weightlane.buckets import lay_out_buckets
+from weightlane.cli.live_engine import look_at_live
 from weightlane.errors import EngineDeadError, NotServableError
 from weightlane.front.client import FrontEndpoint
 from weightlane.front.process import FrontProcess, start_front_process
+from weightlane.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PROMPTS = ((1, 2, 3), (4, 5), (6, 7, 8))
 
@@ -136,6 +140,29 @@ def test_a_sync_cancelled_before_its_first_write_leaves_the_engine_serving(
     sender.begin(4, 14)
     sender.tell(messages.Cancel("lane", 4, "a rank refused the plan"))
     assert endpoint.generate(PROMPTS, max_tokens=1)[0].weight_version == held
+
+
+def test_plans_from_beside_leave_a_lane_that_syncs_meanwhile_alone(
+    process: FrontProcess, untied_folder: str, other_untied: dict[str, Any]
+) -> None:
+    def look() -> tuple[str, tuple[object, ...]]:
+        seen = look_at_live(Registry().load(), "reference", process.address, Path(untied_folder))
+        return seen.coverage, seen.problems
+
+    replicas = [wl.rollout("reference", url=process.address)]
+    with (
+        wl.connect(trainer=wl.trainer("torch", model=other_untied), rollout=replicas) as lane,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        looks = [beside.submit(look) for _ in range(3)]
+        version = 20
+        while not looks[-1].done():
+            version += 1
+            lane.sync(version=version)
+        assert version > 21, "plans and syncs did not meet"
+        lane.sync(version=version + 1)
+        assert [done.result() for done in looks] == [("proven", ())] * 3
+        assert lane.replicas[0].generate(PROMPTS, max_tokens=1)[0].weight_version == version + 1
 
 
 def test_a_server_without_a_model_says_so_in_its_log(tmp_path: Path) -> None:
