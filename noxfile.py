@@ -165,18 +165,34 @@ def live_vllm(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
-def contracts(session: nox.Session) -> None:
-    """Contract snapshots made anew, by each version of vLLM; fails where one differs from what is here.
+@nox.parametrize("engine", ["vllm", "sglang"], ids=["vllm", "sglang"])
+def contracts(session: nox.Session, engine: str) -> None:
+    """Contract snapshots made anew, by two versions of each engine; fails where one differs from ours.
 
-    `nox -s contracts -- --write` takes the new ones instead.
+    `nox -s contracts -- --write` takes the new ones instead, `nox -s "contracts(sglang)"` is for one engine.
     """
-    fresh = ROOT / ".nox" / "contracts"
+    fresh = ROOT / ".nox" / "contracts" / engine
     shutil.rmtree(fresh, ignore_errors=True)
+    make = vllm_contracts if engine == "vllm" else sglang_contracts
+    make(session, str(fresh))
+    keep_or_compare(session, fresh, ROOT / f"plugins/{engine}/src/weightlane_{engine}/contracts")
+
+
+def vllm_contracts(session: nox.Session, fresh: str) -> None:
+    """From models that are built in the engine's environment, without data."""
     with vllm_python(session) as python, older_vllm(session, python) as older:
-        for environment in ({}, {"PYTHONPATH": older}):
-            words = (python, "docs/contract_snapshots.py", "vllm", str(fresh))
-            session.run(*words, env=environment, external=True)
-    keep_or_compare(session, fresh, ROOT / "plugins/vllm/src/weightlane_vllm/contracts")
+        for before in ({}, {"PYTHONPATH": older}):
+            words = (python, "docs/contract_snapshots.py", "vllm", fresh)
+            session.run(*words, env={"VLLM_LOGGING_LEVEL": "ERROR", **before}, external=True)
+
+
+def sglang_contracts(session: nox.Session, fresh: str) -> None:
+    """From servers, which the trainer's environment starts and asks."""
+    require_trainer(session)
+    with sglang_python(session) as python, newer_sglang(session, python) as newer:
+        for version in ((), ("--newer", newer)):
+            words = (str(TRAINER_PYTHON), "docs/contract_snapshots_live.py", python, fresh, *version)
+            session.run(*words, external=True)
 
 
 def keep_or_compare(session: nox.Session, fresh: Path, kept: Path) -> None:
@@ -191,6 +207,13 @@ def keep_or_compare(session: nox.Session, fresh: Path, kept: Path) -> None:
 @nox.session(venv_backend="none")
 def live_sglang(session: nox.Session) -> None:
     """Against SGLang servers, whose environment holds weightlane's plugin: it enters their schedulers."""
+    with sglang_python(session) as python, newer_sglang(session, python) as newer:
+        run_trainer_pytest(session, "sglang", f"--sglang-python={python}", f"--sglang-newer={newer}")
+
+
+@contextmanager
+def sglang_python(session: nox.Session) -> Iterator[str]:
+    """Yield an interpreter that has SGLang, made to run without a GPU, and weightlane's plugin."""
 
     def build(pip: list[str]) -> None:
         session.run(
@@ -206,8 +229,8 @@ def live_sglang(session: nox.Session) -> None:
         ours = ("--no-build-isolation", "--no-deps", "-e", "core", "-e", "plugins/sglang")
         session.run(*pip, "install", "--quiet", *ours, external=True)
 
-    with engine_python(session, "sglang", build) as python, newer_sglang(session, python) as newer:
-        run_trainer_pytest(session, "sglang", f"--sglang-python={python}", f"--sglang-newer={newer}")
+    with engine_python(session, "sglang", build) as python:
+        yield python
 
 
 @contextmanager
@@ -259,12 +282,16 @@ def older_vllm(session: nox.Session, python: str) -> Iterator[str]:
 
 
 def run_trainer_pytest(session: nox.Session, engine: str, *options: str) -> None:
-    if not TRAINER_PYTHON.exists():
-        session.error("there is no .venv: run `make demo` (or `make test`) first")
+    require_trainer(session)
     trainer = str(TRAINER_PYTHON)
     session.run(trainer, "examples/smollm2.py", str(MODELS), external=True)
     words = [f"tests/live/{engine}", "-m", "live", f"--models-dir={MODELS}", *options, *session.posargs]
     session.run(trainer, "-m", "pytest", *words, external=True)
+
+
+def require_trainer(session: nox.Session) -> None:
+    if not TRAINER_PYTHON.exists():
+        session.error("there is no .venv: run `make demo` (or `make test`) first")
 
 
 @contextmanager
