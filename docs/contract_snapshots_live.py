@@ -50,12 +50,9 @@ class Layout:
 # here: the loader writes no expert then.
 LAYOUTS = (
     Layout("Qwen3ForCausalLM", newer=True),
-    Layout("Qwen3MoeForCausalLM", newer=True),
-    Layout("LlamaForCausalLM", newer=True),
-    Layout("Qwen3ForCausalLM", lora=True, newer=True),
-    Layout("Qwen2ForCausalLM"),
-    Layout("Qwen3ForCausalLM", workers=2),
-    Layout("Qwen3MoeForCausalLM", workers=2),
+    Layout("Qwen3MoeForCausalLM"),
+    Layout("LlamaForCausalLM"),
+    Layout("Qwen3ForCausalLM", lora=True),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,17 @@ def test_every_era_names_the_package_that_holds_them_and_the_documentation_shows
         item.descriptor for item in Registry().load().backends() if item.descriptor.engine == "sglang"
     ]
     assert {item.contracts for item in backends} == {"weightlane_sglang"}
-    assert known_contracts(backends[0])["0.5.18"] != ()
+    assert set(known_contracts(backends[0])) == {"0.5.18", "0.5.23"}
     link = ROOT / "docs/contracts/sglang"
     assert link.is_symlink()
     assert link.resolve() == FOLDER.resolve()
+
+
+def test_there_is_one_of_each_layout_that_they_are_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    layouts = runpy.run_path(str(ROOT / "docs/contract_snapshots_live.py"))["LAYOUTS"]
+    names = {contract_name(item.architecture, item.workers, lora=item.lora): item.newer for item in layouts}
+    assert {path.name for path in FILES if path.parent.name == "0.5.18"} == set(names)
+    assert {path.name for path in FILES if path.parent.name == "0.5.23"} == {
+        name for name, newer in names.items() if newer
+    }
