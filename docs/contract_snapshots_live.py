@@ -52,7 +52,7 @@ LAYOUTS = (
     Layout("Qwen3ForCausalLM", newer=True),
     Layout("Qwen3MoeForCausalLM"),
     Layout("LlamaForCausalLM"),
-    Layout("Qwen3ForCausalLM", lora=True),
+    Layout("Qwen3ForCausalLM", lora=True, newer=True),
 )
 
 

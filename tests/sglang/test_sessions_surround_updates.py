@@ -92,6 +92,25 @@ def test_a_sync_after_a_failed_one_goes_on_in_its_session(
     assert posts(fake_server) == [BEGIN_UPDATE_ROUTE, UPDATE_ROUTE, UPDATE_ROUTE]
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's session is not waited for."""
+    monkeypatch.setattr("weightlane_sglang.session._OTHERS_SECONDS", 0.0)
+
+
+def test_a_session_that_a_plan_from_beside_holds_is_left_to_it(
+    endpoint: SglangEndpoint, fake_server: Any, answer: Any, move: RequestMove
+) -> None:
+    def beside(_: bytes) -> dict[str, object]:
+        fake_server.answers[BEGIN_UPDATE_ROUTE] = answer({"success": True})
+        return ALREADY
+
+    fake_server.answers[BEGIN_UPDATE_ROUTE] = answer(beside, status=400)
+    send(endpoint, move)
+    assert posts(fake_server) == [BEGIN_UPDATE_ROUTE, BEGIN_UPDATE_ROUTE, UPDATE_ROUTE]
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_session_that_a_dead_trainer_left_open_is_ended_first(
     endpoint: SglangEndpoint, fake_server: Any, answer: Any, move: RequestMove
 ) -> None:
@@ -105,6 +124,7 @@ def test_a_session_that_a_dead_trainer_left_open_is_ended_first(
     assert posts(fake_server) == [BEGIN_UPDATE_ROUTE, END_UPDATE_ROUTE, BEGIN_UPDATE_ROUTE, UPDATE_ROUTE]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_session_that_will_not_open_is_told_and_nothing_is_sent(
     endpoint: SglangEndpoint, fake_server: Any, answer: Any, move: RequestMove
 ) -> None:

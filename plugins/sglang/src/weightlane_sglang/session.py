@@ -6,6 +6,7 @@ its session open.
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _BEGIN = f'{{"{SELECTOR_FIELD}":"{TARGET_MODEL}"}}'.encode()
 _SECONDS = 60.0
 _ALREADY = "already open"
+_OTHERS_SECONDS = 10.0
+"""A plan made from beside holds one for as long as its trace takes; a controller that died, for ever."""
+_POLL_SECONDS = 0.1
 
 
 def wants_session(facts: EngineFacts) -> bool:
@@ -47,14 +51,19 @@ class UpdateSession:
         self._open = False
 
     def ensure_open(self) -> None:
-        """Opens it; one that somebody else left open is ended first.
+        """Opens it; one that somebody else has open may end first, and is ended when it does not.
+
+        Were it ended at once, whoever holds it would end ours in its place.
 
         Raises:
             EngineError: the server refuses.
         """
         if self._open:
             return
-        if not _begun(self._channel, _SECONDS):
+        deadline = time.monotonic() + _OTHERS_SECONDS
+        while not (begun := _begun(self._channel, _SECONDS)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        if not begun:
             _end(self._channel)
             if not _begun(self._channel, _SECONDS):
                 raise EngineError(
