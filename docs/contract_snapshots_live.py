@@ -50,8 +50,8 @@ class Layout:
 # here: the loader writes no expert then.
 LAYOUTS = (
     Layout("Qwen3ForCausalLM", newer=True),
-    Layout("Qwen3MoeForCausalLM"),
-    Layout("LlamaForCausalLM"),
+    Layout("Qwen3MoeForCausalLM", newer=True),
+    Layout("LlamaForCausalLM", newer=True),
     Layout("Qwen3ForCausalLM", lora=True, newer=True),
 )
 
