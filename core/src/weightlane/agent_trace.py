@@ -40,7 +40,8 @@ class KeptTables:
         """The table of one load of `tensors`: the one that is kept, or a new one; or why there is none."""
         if not isinstance(engine, TracesLoads):
             return Untraced(f"{type(engine).__name__} of {self._origin} cannot run its loader without data")
-        key = (backend, engine.current_incarnation(), sources_digest(tensors))
+        about = f"{sources_digest(tensors)} {_forms_digest(engine)}"
+        key = (backend, engine.current_incarnation(), about)
         table = self._kept.pop(key, None)
         if table is None:
             table = engine.trace(tensors)
@@ -71,6 +72,15 @@ class KeptTables:
 def sources_digest(tensors: Sequence[WireTensor]) -> str:
     """Sixteen hex digits over names, shapes and dtypes, in their order."""
     return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(tuple(tensors)))
+
+
+def _forms_digest(engine: TracesLoads) -> str:
+    """Of what the model holds now: wrappers may be put on without another incarnation."""
+    held = [
+        (name, tuple(tensor.shape), str(tensor.dtype), type(tensor).__name__)
+        for name, tensor in engine.live_tensors().items()
+    ]
+    return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(held))
 
 
 def read_back(opened: OpenSync, engine: WorkerEngine) -> None:

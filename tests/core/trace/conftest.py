@@ -13,7 +13,7 @@ from weightlane.packing import dtype_name
 from weightlane.testing.element_oracle import compare_with_oracle
 from weightlane.trace.coverage import coverage_problems
 from weightlane.trace.table import PlacementTable, TableKey, TracedSource
-from weightlane.trace.tracing import Receiver, trace_load
+from weightlane.trace.tracing import Receiver, trace_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -109,7 +109,7 @@ def trace() -> Callable[..., Traced]:
         described = sources_of(sources) if isinstance(sources, dict) else tuple(sources)  # type: ignore[arg-type]
         receiver = Receiver(model, lambda pairs: load(model, dict(pairs)), KEY, **options)
         before = fingerprint(model)
-        table = trace_load(receiver, described, style="plain")
+        table = trace_call(receiver, described, style="plain")
         after = fingerprint(model)
         assert [name for name in before if before[name] != after.get(name)] == []
         assert after.keys() == before.keys()

@@ -14,7 +14,8 @@ from weightlane.agent import WorkerAgent
 from weightlane.errors import PlanError, Problem, ProtocolError
 from weightlane.messages import AgentReply, Attach, Done, decode, encode
 from weightlane.planning import make_plan
-from weightlane.trace.table import Untraced
+from weightlane.trace.table import PlacementTable, TableKey, Untraced
+from weightlane.trace.table_check import require_workers
 
 QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
@@ -131,10 +132,27 @@ def test_shards_that_together_take_everything_are_proven() -> None:
 
 
 def test_shards_that_do_not_are_refused() -> None:
-    found = problems_of([FakePackingEngine(0, 2), FakePackingEngine(0, 2)])
+    class FakeMisplaced(FakePackingEngine):
+        """Worker 1, which holds the part of worker 0."""
+
+        def trace(self, tensors: Any) -> PlacementTable:
+            table = super().trace(tensors)
+            return structs.replace(table, key=structs.replace(table.key, worker=1))
+
+    found = problems_of([FakePackingEngine(0, 2), FakeMisplaced(0, 2)])
     assert ("unconsumed", "q_proj.weight") in kinds(found)
     assert "takes 8 of its 16 elements" in str(found)
     assert ("unconsumed", "norm.weight") not in kinds(found)
+
+
+@pytest.mark.parametrize("given", [((0, 2), (0, 2)), ((1, 2), (0, 2)), ((0, 1), (1, 1)), ((0, 2),)])
+def test_tables_that_are_not_one_for_each_worker_are_no_tables(given: tuple[tuple[int, int], ...]) -> None:
+    tables = [
+        PlacementTable(TableKey("fake", "1", "Fake", worker, workers), "plain", (), (), ())
+        for worker, workers in given
+    ]
+    with pytest.raises(ProtocolError, match="Each worker writes its own part"):
+        require_workers(tables, sender="here")
 
 
 def test_workers_that_take_other_names_are_one_problem() -> None:

@@ -9,7 +9,7 @@ from weightlane.endpoint import TracingEndpoint
 from weightlane.manifest import FLOATING
 from weightlane.messages import Trace, Traced, WireTensor
 from weightlane.trace.table import Untraced
-from weightlane.trace.table_check import require_table
+from weightlane.trace.table_check import require_table, require_workers
 from weightlane.types import Capability, Phase
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def ask_for_tables(
         return answer
     if not answer:
         return Untraced(f"{address} gave no table for any worker")
+    require_workers(answer, sender=address)
     for table in answer:
         require_table(table, sources, sender=f"worker {table.key.worker} of {address}")
     return answer

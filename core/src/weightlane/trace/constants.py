@@ -50,4 +50,5 @@ class Constants:
         """The number that fills a tensor or a view of it, before it is rounded to the dtype that it has."""
         if not self._values or not isinstance(tensor, torch.Tensor):
             return None
-        return self._values.get(storage_key(tensor))
+        known = self._values.get(storage_key(tensor))
+        return known if known and known[1] == tensor.dtype else None  # seen as another dtype: another number

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
-_CONTAINERS = (dict, OrderedDict, list, set)
+_CONTAINERS = (dict, list, set)  # and what derives from them: some libraries give modules dicts of their own
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """`held` is what `container` held: a copy one level deep."""
+    """`held` is what `container` held: a plain copy one level deep."""
 
     container: Any
     held: Any
 
     def put_back(self) -> None:
         """Empties the container and fills it anew, in the same order."""
-        self.container.clear()
         if isinstance(self.container, list):
-            self.container.extend(self.held)
+            list.__setitem__(self.container, slice(None), self.held)
+        elif isinstance(self.container, set):
+            set.clear(self.container)
+            set.update(self.container, self.held)
         else:
-            self.container.update(self.held)
+            self.container.clear()  # an ordered one keeps its order beside what a plain dict does
+            for key, value in self.held.items():
+                self.container[key] = value
 
 
 def note_contents(module: nn.Module) -> list[Contents]:
     """Of a module's attributes and of each container among them (`_parameters`, `_modules`, a cache)."""
     own = module.__dict__
-    within = [Contents(value, copied(value)) for value in own.values() if type(value) in _CONTAINERS]
+    within = [Contents(value, plain(value)) for value in own.values() if isinstance(value, _CONTAINERS)]
     return [Contents(own, dict(own)), *within]
 
 
+def plain(container: Any) -> Any:
+    """A plain dict, list or set of what it holds."""
+    kind = next(kind for kind in _CONTAINERS if isinstance(container, kind))
+    return kind(container)
+
+
 def copied(value: Any) -> Any:
-    """A dict, list or set one level deep; anything else itself."""
+    """A dict, list or set one level deep, of its own type where that is a plain one; anything else itself."""
     return value.copy() if type(value) in _CONTAINERS else value

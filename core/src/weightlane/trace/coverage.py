@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -66,6 +66,12 @@ def target_coverage(table: PlacementTable) -> tuple[TargetCoverage, ...]:
     for fill in table.fills:
         target = table.targets[fill.target]
         filled[target.storage].append(Region(target.offset + fill.offset, fill.axes))
+    sharing = Counter(target.storage for target in table.targets)
+    for storage, fills in filled.items():
+        if sharing[storage] > 1:  # which came first is not known here, so a fill counts as one more write
+            placed[storage] += [
+                (fill.offset, tuple((size, 0, step) for size, step in fill.axes)) for fill in fills
+            ]
     return tuple(_covered(target, placed[target.storage], filled[target.storage]) for target in table.targets)
 
 

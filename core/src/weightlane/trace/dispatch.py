@@ -52,6 +52,7 @@ class Dispatcher:
         self._same = Rearranging([source.elements for source in sources])
         self._tokens = Tokens()
         self._constants = Constants()
+        self._closed = False
         self._geometries: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
     def stand_in(self, number: int, dtype: torch.dtype) -> StandIn:
@@ -71,6 +72,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """An obstacle for each value that was taken and not put anywhere: a decision may hang on it."""
+        self._closed = True
         for item in self._tokens.unused():
             self._recorder.block("value-dependent", _VALUE, item.origins, None)
         # Stand-ins hold this object. A ring through a view and its base is one that no collector can open.
@@ -118,6 +120,8 @@ class Dispatcher:
         self, operator: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The rules of this module's head."""
+        if self._closed:
+            raise ValueNeededError("a loader kept a tensor of a trace that is over; it has no values")
         if threading.get_ident() not in self.threads:
             given = stand_ins_in(args, kwargs)
             self._recorder.block("thread", operator_name(operator), _origins(given), None)

@@ -45,5 +45,10 @@ def obstacle_problem(item: Obstacle, receiver: str) -> Problem:
         case "thread":
             what = f"{loader} hands it{by} to a thread that ran before, of which not all can be seen"
             return Problem("trace-thread", subject, what, _FIX)
+        case "per-call":
+            what = f"{loader} writes it otherwise when it does not come in one call with all others"
+            return Problem("trace-per-call", subject, what, _FIX)
+        case "untraceable":
+            return Problem("trace-untraceable", subject, f"{receiver} holds {item.detail}", _FIX)
         case "error":
             return Problem("trace-error", subject, f"{loader} raised {item.detail}", _LOADER_FIX)

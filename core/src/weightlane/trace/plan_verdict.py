@@ -44,7 +44,7 @@ def table_problems(
     dropped = {entry.canonical: entry.dropped for entry in entries if entry.dropped}
     sent = {entry.canonical for entry in entries if not entry.dropped}
     found = coverage_problems([_without(table, dropped) for table in tables], dropped, receiver=receiver)
-    ended = [problem for problem in found if problem.kind == "trace-error"]
+    ended = [problem for problem in found if problem.kind in ("trace-error", "trace-untraceable")]
     if ended:
         # The loader stopped there: what it was never handed says nothing.
         return [problem for problem in found if problem.kind.startswith("trace-")]

@@ -41,6 +41,7 @@ class Recorder:
     target_names: list[str] = field(default_factory=list)
     target_of: dict[int, int] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
+    dtypes: list[torch.dtype] = field(default_factory=list)
     placements: list[Placement] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)
     obstacles: list[Obstacle] = field(default_factory=list)
@@ -56,6 +57,7 @@ class Recorder:
         self.target_names.append(name)
         self.target_of[storage_key(twin)] = number
         self.starts.append(int(twin.storage_offset()))
+        self.dtypes.append(twin.dtype)
         return number
 
     def place(self, target: int, view: Tensor, source: int, taken: Tensor, casts: tuple[str, ...]) -> None:
@@ -65,7 +67,7 @@ class Recorder:
         """
         if source in self.changed_sources:
             self.block("changed-source", "copy_", [source], target)
-        elif view.numel():
+        elif view.numel() and self._is_plain(target, view, [source]):
             axes = coalesce_joint(view.shape, taken.stride(), view.stride())
             offset = int(view.storage_offset()) - self.starts[target]
             self._add(
@@ -77,6 +79,8 @@ class Recorder:
         if run.source in self.changed_sources:
             self.block("changed-source", "copy_", [run.source], target)
             return
+        if not self._is_plain(target, view, [run.source]):
+            return
         axes = ((run.length, 1, 1),) if run.length != 1 else ()
         start = run.target - self.starts[target]
         self._add(Placement(run.source, target, run.first, start, axes, _chain(view, casts)))
@@ -87,7 +91,7 @@ class Recorder:
 
     def fill(self, target: int, view: Tensor, value: float) -> None:
         """A constant goes into `view`; if sources were placed there before, they are lost."""
-        if not view.numel():
+        if not view.numel() or not self._is_plain(target, view, []):
             return
         axes = coalesce(tuple(zip(view.shape, view.stride(), strict=True)))
         filled = Fill(target, int(view.storage_offset()) - self.starts[target], axes, value)
@@ -101,6 +105,17 @@ class Recorder:
             lost = 1  # it cannot be told that none is
         if lost:
             self.block("overwritten", "fill_", [item.source for item in placed], target)
+
+    def _is_plain(self, target: int, view: Tensor, sources: Sequence[int]) -> bool:
+        """Whether elements of the view are elements of the target, each once; else it is an obstacle."""
+        if view.dtype != self.dtypes[target] or view.is_conj() or view.is_neg():
+            detail = f"the target's memory is written as {dtype_name(view.dtype)}"
+            self.block("computed", "aten.view", sources, target, detail)
+        elif any(size > 1 and not step for size, step in zip(view.shape, view.stride(), strict=True)):
+            self.block("overwritten", "aten.expand", sources, target)
+        else:
+            return True
+        return False
 
     def block(
         self, kind: ObstacleKind, operator: str, sources: Sequence[int], target: int | None, detail: str = ""

@@ -37,6 +37,18 @@ def require_table(table: PlacementTable, asked: Sequence[WireTensor], *, sender:
         )
 
 
+def require_workers(tables: Sequence[PlacementTable], *, sender: str) -> None:
+    """Raises ProtocolError unless there is one table for each worker, in order, and all count alike."""
+    told = [(table.key.worker, table.key.workers) for table in tables]
+    if told != [(number, len(tables)) for number in range(len(tables))]:
+        said = ", ".join(f"worker {worker} of {workers}" for worker, workers in told)
+        raise ProtocolError(
+            f"The {len(tables)} placement tables of {sender} are those of {said}.",
+            "Each worker writes its own part, so that a table for each is needed, once.",
+            "Report this to the engine's plugin.",
+        )
+
+
 def _source_faults(table: PlacementTable, asked: Sequence[WireTensor]) -> list[str]:
     given = {source.canonical: (source.shape, source.dtype) for source in table.sources}
     wanted = {tensor.name: (tensor.shape, tensor.dtype) for tensor in asked}
@@ -82,6 +94,11 @@ def _placement_faults(table: PlacementTable) -> list[str]:
             faults.append(f"placement {number} leaves {table.sources[item.source].canonical}")
         if not _inside(item.target_offset, given, spans[item.target]):
             faults.append(f"placement {number} leaves {table.targets[item.target].name}")
+        if any(size > 1 and not stride for size, stride in given):
+            faults.append(f"placement {number} writes one element of {table.targets[item.target].name} twice")
+        source, target = table.sources[item.source], table.targets[item.target]
+        if (item.casts[-1] if item.casts else source.dtype) != target.dtype:
+            faults.append(f"placement {number} gives {target.name} a dtype that it does not have")
         if any(dtype not in DTYPE_BYTES for dtype in item.casts):
             faults.append(f"placement {number} casts by {', '.join(item.casts)}")
     return faults

@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from weightlane.packing import torch_dtype
+from weightlane.trace.coverage import target_coverage
 from weightlane.trace.dispatch import Dispatcher
+from weightlane.trace.live_model import LiveModel, untraceable
 from weightlane.trace.plain_writes import plain_writes_seen
 from weightlane.trace.recorder import Recorder
-from weightlane.trace.table import PlacementTable, TableKey, TracedSource
+from weightlane.trace.table import Obstacle, PlacementTable, TableKey, TracedSource
 from weightlane.trace.targets import describe_targets, find_targets, note_rebound, standing
 from weightlane.trace.twins import twins_in_place
 from weightlane.trace.values import ValueNeededError
@@ -51,23 +55,61 @@ class Receiver:
 
 
 def trace_load(receiver: Receiver, sources: Sequence[TracedSource], *, style: str) -> PlacementTable:
-    """The placement table of one run of the loader over `sources`.
+    """The placement table of a load of `sources`, in the four calls of the loader that `_CALLS` makes of it.
 
-    An exception of the loader ends the run and is an obstacle of the table, with what it said. Must not
-    overlap a forward pass of the model: for milliseconds to seconds its parameters are not there.
+    A sync is one call for each bucket, so what a loader does with a tensor must not depend on what comes in
+    the same call: where a load in one call comes out otherwise, that is an obstacle. An exception of the
+    loader ends the run and is an obstacle too, with what it said. Must not overlap a forward pass of the
+    model: for milliseconds to seconds its parameters are not there.
 
     Raises:
         ProtocolError: a source has a dtype that this torch does not know.
+        EngineError: the model could not be put back as it was.
     """
-    dtypes = [torch_dtype(source.dtype) for source in sources]
+    for source in sources:
+        torch_dtype(source.dtype)
+    obstacles = untraceable(receiver.model)
+    if obstacles:
+        return PlacementTable(receiver.key, style, tuple(sources), (), (), obstacles=obstacles)
+    table = _run(receiver, sources, _in_calls(sources), style)
+    if len(sources) < 2 or _is_complete(table):
+        return table
+    whole = trace_call(receiver, sources, style=style)
+    apart = _differing(table, whole)
+    if not apart:
+        return table
+    obstacle = Obstacle("per-call", "", tuple(sources[number].canonical for number in apart))
+    return msgspec.structs.replace(whole, obstacles=(*whole.obstacles, obstacle))
+
+
+def trace_call(receiver: Receiver, sources: Sequence[TracedSource], *, style: str) -> PlacementTable:
+    """The same of one call with all sources, and no more: what `trace_load` compares with."""
+    return _run(receiver, sources, [range(len(sources))], style)
+
+
+_CALLS = 4
+
+
+def _in_calls(sources: Sequence[TracedSource]) -> list[Sequence[int]]:
+    """Numbers of the sources in several calls, each in order.
+
+    By a digest of the name, so that what a loader may want together is apart in some layer.
+    """
+    calls: list[list[int]] = [[] for _ in range(_CALLS)]
+    for number, source in enumerate(sources):
+        calls[xxhash.xxh3_64_intdigest(source.canonical.encode()) % _CALLS].append(number)
+    return [call for call in calls if call]
+
+
+def _run(
+    receiver: Receiver, sources: Sequence[TracedSource], calls: Sequence[Sequence[int]], style: str
+) -> PlacementTable:
     begun = time.perf_counter()
+    dtypes = [torch_dtype(source.dtype) for source in sources]
     device = next((item.device for item in receiver.model.parameters()), torch.device("cpu"))
     recorder = Recorder([source.canonical for source in sources])
     dispatcher = Dispatcher(sources, recorder, torch.device("cpu") if device.type == "meta" else device)
-    handed = (
-        (source.wire, dispatcher.stand_in(number, dtype))
-        for number, (source, dtype) in enumerate(zip(sources, dtypes, strict=True))
-    )
+    live = LiveModel(receiver.model)
     with torch.no_grad(), twins_in_place(receiver.model, receiver.loading_form) as twins:
         targets = find_targets(receiver, twins)
         for target in targets:
@@ -75,7 +117,10 @@ def trace_load(receiver: Receiver, sources: Sequence[TracedSource], *, style: st
         before = standing(receiver.model)
         try:
             with plain_writes_seen(dispatcher):
-                receiver.load(handed)
+                for call in calls:
+                    receiver.load(
+                        (sources[number].wire, dispatcher.stand_in(number, dtypes[number])) for number in call
+                    )
         except ValueNeededError:
             pass  # recorded where it was raised
         except Exception as error:  # noqa: BLE001 - whatever the engine's loader raises is a result
@@ -83,7 +128,9 @@ def trace_load(receiver: Receiver, sources: Sequence[TracedSource], *, style: st
             recorder.block("error", type(error).__name__, [], None, detail)
         note_rebound(receiver.model, before, recorder)
     dispatcher.close()
-    if dispatcher.parallel:
+    with torch.no_grad():
+        recorder.obstacles.extend(live.changes())
+    if dispatcher.parallel or len(calls) > 1:
         recorder.sort()
     return PlacementTable(
         key=receiver.key,
@@ -95,3 +142,16 @@ def trace_load(receiver: Receiver, sources: Sequence[TracedSource], *, style: st
         obstacles=tuple(recorder.obstacles),
         seconds=time.perf_counter() - begun,
     )
+
+
+def _is_complete(table: PlacementTable) -> bool:
+    taken = {item.source for item in table.placements}
+    empty = sum(not source.elements for source in table.sources)
+    whole = len(taken) + empty == len(table.sources) and not table.obstacles
+    return whole and all(item.complete for item in target_coverage(table))
+
+
+def _differing(table: PlacementTable, other: PlacementTable) -> list[int]:
+    """Sources that two runs place otherwise."""
+    mine, theirs = set(table.placements), set(other.placements)
+    return sorted({item.source for item in mine ^ theirs})

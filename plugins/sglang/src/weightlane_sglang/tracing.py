@@ -8,7 +8,7 @@ plan refuses. Nothing is done here to make such a trace complete, since a reques
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightlane.trace.table import PlacementTable, TableKey, TracedSource
 from weightlane.trace.tracing import Load, Receiver, trace_load
@@ -47,8 +47,13 @@ def live_tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def receiver_of(model: nn.Module) -> Receiver:
     """The model that this scheduler serves, as a trace wants it."""
-    load: Load = model.load_weights  # type: ignore[assignment]  # every model class of SGLang has it
-    return Receiver(model=model, load=load, key=_key(model))
+    return Receiver(model=model, load=_loader_of(model), key=_key(model))
+
+
+def _loader_of(model: nn.Module) -> Load:
+    """Handed a list, as by a request: a loader may go through it twice."""
+    load: Any = model.load_weights  # every model class of SGLang has it
+    return lambda tensors: load(list(tensors))
 
 
 def _key(model: nn.Module) -> TableKey:
