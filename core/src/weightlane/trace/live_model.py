@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,9 +27,10 @@ def untraceable(model: nn.Module) -> tuple[Obstacle, ...]:
     ]
     for name, tensor in _tensors(model):
         what = ""
+        held: Any = tensor  # torch's types do not know that a tensor may be such a wrapper
         if nn.parameter.is_lazy(tensor):
             what = "a parameter that has no shape yet"
-        elif is_traceable_wrapper_subclass(tensor):
+        elif is_traceable_wrapper_subclass(held):
             what = f"a {type(tensor).__name__}, whose memory is that of tensors inside it"
         elif tensor.layout is not torch.strided or tensor.is_quantized:
             what = f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -110,7 +112,7 @@ def _run(
     recorder = Recorder([source.canonical for source in sources])
     dispatcher = Dispatcher(sources, recorder, torch.device("cpu") if device.type == "meta" else device)
     live = LiveModel(receiver.model)
-    with torch.no_grad(), twins_in_place(receiver.model, receiver.loading_form) as twins:
+    with _no_collection(), torch.no_grad(), twins_in_place(receiver.model, receiver.loading_form) as twins:
         targets = find_targets(receiver, twins)
         for target in targets:
             recorder.add_target(target.names[0], target.twin.tensor)
@@ -142,6 +144,18 @@ def _run(
         obstacles=tuple(recorder.obstacles),
         seconds=time.perf_counter() - begun,
     )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Stand-ins come by the ten thousand, and each collection would go through all that an engine holds."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def _is_complete(table: PlacementTable) -> bool:
