@@ -39,13 +39,14 @@ class Programs:
 
     def __init__(self, python: Path, older: Path, folder: Path) -> None:
         self._python, self._older, self._folder = python, older, folder
-        self._answers: dict[tuple[str, str], Any] = {}
+        self._answers: dict[object, Any] = {}
 
     def answer(self, program: str, version: str, *arguments: str, **variables: str) -> Any:
         """What `program` wrote, run on this version of vLLM."""
-        if (program, version) not in self._answers:
-            self._answers[program, version] = self._run(program, version, arguments, variables)
-        return self._answers[program, version]
+        asked = (program, version, arguments, tuple(sorted(variables.items())))
+        if asked not in self._answers:
+            self._answers[asked] = self._run(program, version, arguments, variables)
+        return self._answers[asked]
 
     def _run(
         self, program: str, version: str, arguments: tuple[str, ...], variables: Mapping[str, str]

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+_NOTHING_FOUND = {
+    "proven": "No problem was found.",
+    "assumed": "No problem was found.",
+    "untraced": "No problem was found by names, shapes and dtypes; where elements land was not looked at.",
+}
 _MOST_PROBLEMS = 50
 _MOST_DROPPED = 20
 
@@ -189,7 +194,7 @@ def _print(look: Look, shown: Contract | None, written: str) -> None:
         dropped = [f"{name}: {reason}" for name, reason in look.dropped.items()]
         print_lines(_cut(dropped, _MOST_DROPPED), 2)
     if not look.problems:
-        print_line("\nNo problem was found.")
+        print_line(f"\n{_NOTHING_FOUND[look.coverage]}")
     else:
         count = len(look.problems)
         print_line(f"\n{count} problem{'' if count == 1 else 's'}")

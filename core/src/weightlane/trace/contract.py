@@ -113,9 +113,14 @@ class Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def line_of(self, name: str) -> tuple[Line, Numbered] | None:
-        """The line that a checkpoint name falls under, and the name's own numbers; None where none does."""
+        """The line that a checkpoint name falls under, and the name's own numbers; None where none does.
+
+        Which layers are of which kind is the configuration's affair. A layer of a kind that the snapshot has
+        elsewhere only falls under that line, where there is one alone.
+        """
         key = numbered(name)
-        for line in self.lines:
-            if line.source == key.pattern and meant_by(line.layers, key.layer):
-                return line, key
-        return None
+        alike = [line for line in self.lines if line.source == key.pattern]
+        here = [line for line in alike if meant_by(line.layers, key.layer)]
+        if here:
+            return here[0], key
+        return (alike[0], key) if len(alike) == 1 and key.layer is not None else None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightlane.trace.contract_making import UNCONSUMED
 from weightlane.trace.contract_text import place_text
 from weightlane.trace.explanation import EVERY_WORKER, Explanation, Route
 from weightlane.trace.patterns import fill, meant_by, numbered
 
 if TYPE_CHECKING:
     from weightlane.trace.contract import Contract, Line, Place
+    from weightlane.trace.explanation import Verdict
     from weightlane.trace.patterns import Numbered
 
 
@@ -20,12 +22,21 @@ def explain_by_contract(name: str, contract: Contract, receiver: str) -> Explana
     for line in contract.lines:
         if key.pattern in {line.source, line.wire} and meant_by(line.layers, key.layer):
             return _source(fill(line.source, key), line, key, contract, rule)
+    found = contract.line_of(name)
+    if found is not None:
+        return _source(name, *found, contract, f"{rule}, as in its layers {found[0].layers}")
     return _target(name, key, contract, receiver, rule)
 
 
 def _source(name: str, line: Line, key: Numbered, contract: Contract, rule: str) -> Explanation:
     if not line.places:
-        return Explanation(name, "checkpoint", "dropped", (f"None of it lands: {line.dropped}.",), rule)
+        verdict: Verdict = "uncovered" if line.dropped == UNCONSUMED else "dropped"
+        return Explanation(name, "checkpoint", verdict, (f"None of it lands: {line.dropped}.",), rule)
+    for item in contract.refused:
+        if line.source in item.names or name in item.names:
+            by = f" by {item.operator}" if item.operator else ""
+            said = f"Its loader does not place it plainly: {item.kind}{by}. A plan refuses it."
+            return Explanation(name, "checkpoint", "refused", (said,), rule)
     wire = fill(line.wire, key)
     routes = tuple(_route(line, place, key) for place in line.places)
     targets = {place.target for place in line.places}

@@ -106,13 +106,15 @@ def exchange() -> Iterator[Exchange]:
         try:
             yield Exchange(token, folder)
         finally:
-            with os.scandir(folder) as held:
-                names = [item.name for item in held]
-            for name in names:
-                os.unlink(name, dir_fd=folder)
-            os.close(folder)
-            with suppress(OSError):  # a rank that was given up may just have written its answer
+            # A rank that was given up may be writing its answer just now: then what is left stays behind.
+            with suppress(OSError):
+                with os.scandir(folder) as held:
+                    names = [item.name for item in held]
+                for name in names:
+                    with suppress(FileNotFoundError):  # renamed meanwhile
+                        os.unlink(name, dir_fd=folder)
                 os.rmdir(token, dir_fd=run)
+            os.close(folder)
     finally:
         os.close(run)
 
