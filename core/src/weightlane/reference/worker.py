@@ -141,9 +141,10 @@ class ReferenceWorker:
         written, self._written = self._written, set()
         try:
             with self._engine.between_generations("A trace"):
-                return trace_load(
-                    Receiver(model, lambda pairs: self.load_weights(list(pairs)), key), sources, style=STYLE
+                receiver = Receiver(
+                    model, lambda pairs: self.load_weights(list(pairs)), key, forget=self._written.clear
                 )
+                return trace_load(receiver, sources, style=STYLE)
         finally:
             self._written = written
 

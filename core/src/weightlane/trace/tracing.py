@@ -37,6 +37,10 @@ def _as_it_is(module: nn.Module) -> Mapping[str, Tensor] | None:  # noqa: ARG001
     return None
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Receiver:
     """A model and its loader, as an engine's plugin describes them.
@@ -47,6 +51,7 @@ class Receiver:
         key: what the table will be true for.
         owned: why a tensor need not be written, by name; "" where it must be.
         loading_form: see `twins.twins_in_place`.
+        forget: called before each load, where the loader keeps account of what a load has brought.
     """
 
     model: nn.Module
@@ -54,6 +59,7 @@ class Receiver:
     key: TableKey
     owned: Callable[[str, Tensor], str] = _must_be_written
     loading_form: Callable[[nn.Module], Mapping[str, Tensor] | None] = _as_it_is
+    forget: Callable[[], None] = _nothing
 
 
 def trace_load(receiver: Receiver, sources: Sequence[TracedSource], *, style: str) -> PlacementTable:
@@ -112,6 +118,7 @@ def _run(
     recorder = Recorder([source.canonical for source in sources])
     dispatcher = Dispatcher(sources, recorder, torch.device("cpu") if device.type == "meta" else device)
     live = LiveModel(receiver.model)
+    receiver.forget()
     with _no_collection(), torch.no_grad(), twins_in_place(receiver.model, receiver.loading_form) as twins:
         targets = find_targets(receiver, twins)
         for target in targets:
