@@ -80,11 +80,16 @@ def programs(vllm_python: Path, vllm_older: Path, tmp_path_factory: pytest.TempP
     return Programs(vllm_python, vllm_older, tmp_path_factory.mktemp("traces"))
 
 
+def traced(programs: Programs, version: str) -> dict[str, Any]:
+    """What one run saw of a version: its live engines, and on the newest the models only built beside them."""
+    sweep = ("sweep",) if version == VERSIONS[0] else ()
+    answer: dict[str, Any] = programs.answer("trace_live_models", version, *sweep)
+    return answer
+
+
 def live(programs: Programs, version: str) -> dict[str, dict[str, Any]]:
     """What was seen of each live engine, those that do not start left out."""
-    sweep = ("sweep",) if version == VERSIONS[0] else ()
-    answer = programs.answer("trace_live_models", version, *sweep)
-    seen = {item["name"]: item for item in answer["live"]}
+    seen = {item["name"]: item for item in traced(programs, version)["live"]}
     assert tuple(seen) == LIVE
     for name, item in seen.items():
         reason = DOES_NOT_START.get((version, name), "")
@@ -132,8 +137,7 @@ def test_plain_names_are_seen_to_lose_every_expert(programs: Programs) -> None:
 
 
 def test_architectures_are_complete_or_refused_by_operator(programs: Programs) -> None:
-    live(programs, "0.32.0")  # that it kept its outputs while these were built is told there
-    built = programs.answer("trace_live_models", "0.32.0")["built"]
+    built = traced(programs, "0.32.0")["built"]
     assert len(built) == 20
     for seen in built:
         name = seen["name"]
@@ -147,8 +151,7 @@ def test_architectures_are_complete_or_refused_by_operator(programs: Programs) -
 
 
 def test_the_shared_rotary_embeddings_stay_real_only_because_they_are_kept_apart(programs: Programs) -> None:
-    live(programs, "0.32.0")
-    with_care, without = programs.answer("trace_live_models", "0.32.0")["ropes"]
+    with_care, without = traced(programs, "0.32.0")["ropes"]
     assert with_care == 0
     assert without > 0
 
