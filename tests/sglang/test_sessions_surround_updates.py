@@ -95,7 +95,7 @@ def test_a_sync_after_a_failed_one_goes_on_in_its_session(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else's session is not waited for."""
-    monkeypatch.setattr("weightlane_sglang.session._OTHERS_SECONDS", 0.0)
+    monkeypatch.setattr("weightlane_sglang.session.OTHERS_SECONDS", 0.0)
 
 
 def test_a_session_that_a_plan_from_beside_holds_is_left_to_it(
@@ -132,6 +132,43 @@ def test_a_session_that_will_not_open_is_told_and_nothing_is_sent(
     with pytest.raises(EngineError, match="opens no session"):
         send(endpoint, move)
     assert UPDATE_ROUTE not in posts(fake_server)
+
+
+def test_a_sync_whose_session_somebody_ended_says_so_and_the_next_one_opens_another(
+    endpoint: SglangEndpoint, fake_server: Any, answer: Any, move: RequestMove
+) -> None:
+    outside = {"success": False, "message": "an update must run between begin_weight_update() and end"}
+    fake_server.answers[UPDATE_ROUTE] = answer(outside, status=400)
+    with pytest.raises(EngineError, match="somebody else ended it"):
+        send(endpoint, move)
+    fake_server.answers[UPDATE_ROUTE] = answer({"success": True})
+    send(endpoint, move)
+    assert posts(fake_server) == [BEGIN_UPDATE_ROUTE, UPDATE_ROUTE] * 2
+
+
+def test_after_an_end_that_fails_the_next_sync_opens_another(
+    endpoint: SglangEndpoint, fake_server: Any, answer: Any, program: Program, move: RequestMove
+) -> None:
+    send(endpoint, move)
+    fake_server.answers[END_UPDATE_ROUTE] = answer({"success": False, "message": "no session"}, status=400)
+    with pytest.raises(EngineError, match="no session"):
+        endpoint.call(program.settle[0])
+    send(endpoint, move)
+    assert posts(fake_server).count(BEGIN_UPDATE_ROUTE) == 2
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_session_that_ends_just_before_it_would_be_ended_is_as_good(
+    endpoint: SglangEndpoint, fake_server: Any, answer: Any, move: RequestMove
+) -> None:
+    def ended(_: bytes) -> dict[str, object]:
+        fake_server.answers[BEGIN_UPDATE_ROUTE] = answer({"success": True})
+        return {"success": False, "message": "no weight-update session is open; call begin first"}
+
+    fake_server.answers[BEGIN_UPDATE_ROUTE] = answer(ALREADY, status=400)
+    fake_server.answers[END_UPDATE_ROUTE] = answer(ended, status=400)
+    send(endpoint, move)
+    assert posts(fake_server)[-1] == UPDATE_ROUTE
 
 
 def test_an_era_without_sessions_opens_none(endpoint: SglangEndpoint, fake_server: Any) -> None:

@@ -7,6 +7,7 @@ send SGLang such a request may run code in it, so its port belongs on a trusted 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -145,11 +146,11 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
             body = msgspec.json.encode({**fields, call.version_field: str(version)}).decode()
         data = body.encode()
+        if call.route == END_UPDATE_ROUTE:
+            self._session.ended()
         answer = self._channel.send(
             "POST", call.route, timeout_seconds=call.timeout_seconds, body=(data,), length=len(data)
         )
-        if call.route == END_UPDATE_ROUTE:
-            self._session.ended()
         return answer.decode("utf-8", "replace")
 
     @override
@@ -163,17 +164,16 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
         """
         if not tensors:
             return
-        if is_for_session(move):
-            self._session.ensure_open()
         length, pieces = request_body(
             EncodedBucket(tensors),
             field=move.payload_field,
             copies=move.copies,
             body=move.last_body if last else move.body,
         )
-        self._channel.send(
-            "POST", move.route, timeout_seconds=move.timeout_seconds, body=pieces, length=length
-        )
+        with self._session.held() if is_for_session(move) else nullcontext():
+            self._channel.send(
+                "POST", move.route, timeout_seconds=move.timeout_seconds, body=pieces, length=length
+            )
 
     @override
     def generate(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,13 @@ from weightlane_sglang.contract import (
     UPDATE_REQUEST,
     UPDATE_ROUTE,
 )
+from weightlane_sglang.empty_session import TimeLeft, send_in_session
 from weightlane_sglang.loader_messages import MOST_REQUEST_BYTES, LoaderReply
 from weightlane_sglang.loader_name import LOADER, LOADER_ARGUMENT, LOADER_OPTION
 from weightlane_sglang.payload import EncodedBucket, request_body
 from weightlane_sglang.requests import json_body, require_fields
 from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE, exchange, run_folder
-from weightlane_sglang.session import empty_session, wants_session
+from weightlane_sglang.session import wants_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,28 +99,30 @@ def carry(
         facts: of that server.
         message: not empty.
         loader: dotted name, also the `load_format` of the request.
-        timeout_seconds: bound on all of it.
+        timeout_seconds: bound on all of it, to which a server that hangs adds the moment of looking for it.
 
     Raises:
         PlanError, EngineError: as `ask`, but for what a rank answered.
     """
     import torch
 
-    deadline = time.monotonic() + timeout_seconds
+    left = TimeLeft(channel, timeout_seconds)
     with exchange() as answers:
         tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         ranks = facts.parallel.tensor
-        length, pieces = request_body(
-            EncodedBucket([(answers.token, tensor)]),
-            field=PAYLOAD_FIELD,
-            copies=ranks,
-            body=_body(facts, loader),
-        )
-        session = empty_session(channel, _left(deadline)) if wants_session(facts) else nullcontext()
-        with session, _importable(channel):
-            channel.send("POST", UPDATE_ROUTE, timeout_seconds=_left(deadline), body=pieces, length=length)
-        grace = min(_GRACE_SECONDS, _left(deadline))
-        return answers.answers(ranks, within_seconds=grace)
+        bucket = EncodedBucket([(answers.token, tensor)])
+        body = _body(facts, loader)
+
+        def send(seconds: float) -> None:
+            length, pieces = request_body(bucket, field=PAYLOAD_FIELD, copies=ranks, body=body)
+            with _importable(channel):
+                channel.send("POST", UPDATE_ROUTE, timeout_seconds=seconds, body=pieces, length=length)
+
+        if wants_session(facts):
+            send_in_session(channel, send, left)
+        else:
+            send(left.seconds())
+        return answers.answers(ranks, within_seconds=left.at_most(_GRACE_SECONDS))
 
 
 def _replies(found: Sequence[bytes], ranks: int, url: str) -> tuple[LoaderReply, ...] | Untraced:
@@ -166,7 +168,3 @@ def _importable(channel: HttpChannel) -> Iterator[None]:
             f"SGLang dies where it cannot import {LOADER}, which its arguments list: the environment of the "
             f"server at {channel.url} must hold weightlane-sglang."
         ) from error
-
-
-def _left(deadline: float) -> float:
-    return max(1.0, deadline - time.monotonic())

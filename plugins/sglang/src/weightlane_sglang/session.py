@@ -7,7 +7,7 @@ its session open.
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 _BEGIN = f'{{"{SELECTOR_FIELD}":"{TARGET_MODEL}"}}'.encode()
 _SECONDS = 60.0
 _ALREADY = "already open"
-_OTHERS_SECONDS = 10.0
+_OUTSIDE = "must run between"
+_NONE_OPEN = "no weight-update session is open"
+OTHERS_SECONDS = 10.0
 """A plan made from beside holds one for as long as its trace takes; a controller that died, for ever."""
-_POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 
 def wants_session(facts: EngineFacts) -> bool:
@@ -50,22 +52,39 @@ class UpdateSession:
         self._channel = channel
         self._open = False
 
-    def ensure_open(self) -> None:
-        """Opens it; one that somebody else has open may end first, and is ended when it does not.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Around one bucket: opens the session where it is not open yet.
 
-        Were it ended at once, whoever holds it would end ours in its place.
+        One that somebody else has open may end first, and is ended when it does not. Were it ended at once,
+        whoever holds it would end ours in its place.
 
         Raises:
-            EngineError: the server refuses.
+            EngineError: the server refuses; also where somebody ended the session of this sync.
         """
+        self._ensure_open()
+        try:
+            yield
+        except EngineError as error:
+            if not is_outside(error):
+                raise
+            self._open = False
+            raise EngineError(
+                error.what,
+                "The session of this sync was open, and somebody else ended it: another lane, say, that took "
+                "it for one that a dead trainer had left.",
+                "Let one lane at a time sync to a server; the next sync opens a session anew.",
+            ) from error
+
+    def _ensure_open(self) -> None:
         if self._open:
             return
-        deadline = time.monotonic() + _OTHERS_SECONDS
-        while not (begun := _begun(self._channel, _SECONDS)) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        if not begun:
-            _end(self._channel)
-            if not _begun(self._channel, _SECONDS):
+        deadline = time.monotonic() + OTHERS_SECONDS
+        while not (opened := begun(self._channel, _SECONDS)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        if not opened:
+            end(self._channel, _SECONDS)
+            if not begun(self._channel, _SECONDS):
                 raise EngineError(
                     f"SGLang at {self._channel.url} opens no session for an update of weights.",
                     "Somebody else opened one just after it had been ended here.",
@@ -74,28 +93,18 @@ class UpdateSession:
         self._open = True
 
     def ended(self) -> None:
-        """It was ended, by a call that somebody else makes."""
+        """It is ended by a call that somebody else makes; one that fails leaves it to the next `held`."""
         self._open = False
 
 
-@contextmanager
-def empty_session(channel: HttpChannel, timeout_seconds: float) -> Iterator[None]:
-    """A session for a request that brings no weights; within one that is open already, nothing is done."""
-    if not _begun(channel, timeout_seconds):
-        yield
-        return
-    try:
-        yield
-    except BaseException:
-        with suppress(EngineError):  # the first error tells more
-            _end(channel)
-        raise
-    _end(channel)
+def begun(channel: HttpChannel, seconds: float) -> bool:
+    """Opens a session; False where one is open already.
 
-
-def _begun(channel: HttpChannel, timeout_seconds: float) -> bool:
+    Raises:
+        EngineError: the server refuses for another reason, or does not answer in time.
+    """
     try:
-        _post(channel, BEGIN_UPDATE_ROUTE, _BEGIN, timeout_seconds)
+        _post(channel, BEGIN_UPDATE_ROUTE, _BEGIN, seconds)
     except EngineError as error:
         if _ALREADY in error.what:
             return False
@@ -103,9 +112,22 @@ def _begun(channel: HttpChannel, timeout_seconds: float) -> bool:
     return True
 
 
-def _end(channel: HttpChannel) -> None:
-    # With a bound of its own: a session that stays open refuses every later one.
-    _post(channel, END_UPDATE_ROUTE, b"{}", _SECONDS)
+def end(channel: HttpChannel, seconds: float) -> None:
+    """Ends the session that is open, whoever opened it; one that ended meanwhile is as good.
+
+    Raises:
+        EngineError: the server refuses for another reason, or does not answer in time.
+    """
+    try:
+        _post(channel, END_UPDATE_ROUTE, b"{}", seconds)
+    except EngineError as error:
+        if _NONE_OPEN not in error.what:
+            raise
+
+
+def is_outside(error: EngineError) -> bool:
+    """Whether the server refused an update, before it looked at it, because no session was open."""
+    return _OUTSIDE in error.what
 
 
 def _post(channel: HttpChannel, route: str, body: bytes, seconds: float) -> None:
