@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -58,6 +59,24 @@ def test_a_live_engine_is_traced_and_nothing_else_is_asked_of_it(acme: Any) -> N
 def test_the_engine_at_an_address_is_found_without_its_name(acme: Any) -> None:
     status, document, _ = acme.run("plan", str(acme.folder), "--to", "http://far:1", "--json")
     assert (status, document["receiver"]) == (0, "acme 1.0 at http://far:1")
+
+
+@pytest.mark.parametrize("engine", [(), ("--engine", "reference")])
+@pytest.mark.parametrize(
+    ("left", "why"), [(False, "There is no such socket."), (True, "The connection was refused: ")]
+)
+def test_where_nothing_listens_nobody_is_told_to_restart_an_engine(
+    acme: Any, tmp_path: Path, engine: tuple[str, ...], left: bool, why: str
+) -> None:
+    path = tmp_path / "s"
+    if left:
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.bind(str(path))
+    status, answer, _ = acme.run("plan", str(acme.folder), "--to", f"unix:{path}", *engine, "--json")
+    assert status == 1
+    assert answer["error"]["what"] == f"Nothing listens at unix:{path}."
+    assert answer["error"]["why"].startswith(why)
+    assert "restart" not in answer["error"]["fix"]
 
 
 @pytest.mark.parametrize("receiver", [("--engine", "acme"), ("--to", "http://far:1", "--engine", "acme")])
@@ -140,7 +159,10 @@ def test_without_a_snapshot_it_is_untraced_and_the_command_for_one_is_told(acme:
     acme.plugin.trace = lambda tensors: Untraced("it cannot be built without data")
     status, document, _ = acme.run("plan", str(acme.folder), "--engine", "acme", "--json")
     assert (status, document["basis"], document["coverage"]) == (0, "static rules", "untraced")
-    assert "weightlane plan DIR --engine acme --write-contract FOLDER makes one" in document["reason"]
+    assert (
+        "weightlane plan DIR --engine acme --to ADDRESS --write-contract FOLDER makes one"
+        in document["reason"]
+    )
     status, answer, _ = acme.run(
         "plan", str(acme.folder), "--engine", "acme", "--write-contract", str(acme.folder), "--json"
     )

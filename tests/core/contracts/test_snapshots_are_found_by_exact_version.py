@@ -72,7 +72,9 @@ def test_a_neighbour_is_never_taken(package: Path, version: str) -> None:
     missing = found(version)
     assert isinstance(missing, Untraced)
     assert "there is one of 1.0, which is not taken for it" in missing.reason
-    assert "weightlane plan DIR --engine acme --write-contract FOLDER makes one" in missing.reason
+    assert (
+        "weightlane plan DIR --engine acme --to ADDRESS --write-contract FOLDER makes one" in missing.reason
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from weightlane.assumptions import snapshot_of
 from weightlane.checkpoint_folder import CheckpointFolder, read_checkpoint_folder
 from weightlane.cli.receiver_look import Look
 from weightlane.contexts import RolloutTarget
-from weightlane.errors import EngineError, PlanError, WeightlaneError
+from weightlane.errors import EngineDeadError, EngineError, PlanError, WeightlaneError
 from weightlane.front.address import is_front_address
 from weightlane.manifest import RankManifest
 from weightlane.planning import OpenReplica, PlanRequest, make_plan, map_replicas, open_replicas
@@ -36,19 +36,21 @@ def engine_at(registry: Registry, address: str) -> str:
     """Which engine answers at an address.
 
     Raises:
-        EngineError: none of those that are registered does.
+        EngineError: nothing listens there, or none of those that are registered does.
     """
     if is_front_address(address):
         from weightlane.front.client import FrontEndpoint
 
-        return FrontEndpoint(address, _SECONDS).facts().engine
+        with _listening(address):
+            return FrontEndpoint(address, _SECONDS).facts().engine
     said: list[str] = []
     rollouts = dict.fromkeys(
         item.descriptor.engine for item in registry.backends() if item.descriptor.role == "rollout"
     )
     for engine in rollouts:
         try:
-            facts = registry.collect_facts(engine, RolloutTarget(engine, address=address))
+            with _listening(address):
+                facts = registry.collect_facts(engine, RolloutTarget(engine, address=address))
         except WeightlaneError as error:
             said.append(f"{engine}: {error.what}")
         else:
@@ -115,11 +117,32 @@ def _request(registry: Registry, engine: str, address: str, model: str) -> PlanR
 
 @contextmanager
 def _opened(registry: Registry, request: PlanRequest) -> Iterator[OpenReplica]:
-    (replica,) = open_replicas(registry, request)
+    with _listening(request.targets[0].address):
+        (replica,) = open_replicas(registry, request)
     try:
         yield replica
     finally:
         replica.endpoint.close()
+
+
+@contextmanager
+def _listening(address: str) -> Iterator[None]:
+    """Around the first call: an engine that was never met is not one that died."""
+    try:
+        yield
+    except EngineDeadError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ConnectionRefusedError | FileNotFoundError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        raise EngineDeadError(
+            f"Nothing listens at {address}.",
+            "There is no such socket."
+            if isinstance(cause, FileNotFoundError)
+            else "The connection was refused: no engine was started there, or the one that was has ended.",
+            "Check the address, or start an engine there, as `weightlane launch-args` tells.",
+        ) from error
 
 
 def _look(

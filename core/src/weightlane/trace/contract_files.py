@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weightlane.types import BackendDescriptor
 
 FOLDER = "contracts"
+_BUILT_HERE = "without --to, where its model can be built here without data"
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
 
 
@@ -65,7 +66,7 @@ def read_contract(descriptor: BackendDescriptor, version: str, name: str) -> Con
         raise ContractError(
             f"There is no snapshot {shown} of {descriptor.engine} {version}.",
             f"Near: {near}." if near else f"Versions with snapshots: {versions}.",
-            f"Make it: {making_command(descriptor.engine)}.",
+            f"Make it: {making_command(descriptor.engine)}; {_BUILT_HERE}.",
         )
     text = (folder / version / name).read_text(encoding="utf-8")
     return parse_contract(text, origin=f"{descriptor.contracts}/{FOLDER}/{version}/{name}")
@@ -86,8 +87,8 @@ def known_contracts(descriptor: BackendDescriptor) -> dict[str, tuple[str, ...]]
 
 
 def making_command(engine: str) -> str:
-    """What makes a snapshot, where the engine is installed."""
-    return f"weightlane plan DIR --engine {engine} --write-contract FOLDER"
+    """What makes a snapshot of an engine that runs."""
+    return f"weightlane plan DIR --engine {engine} --to ADDRESS --write-contract FOLDER"
 
 
 def _folder(descriptor: BackendDescriptor) -> Traversable | None:
@@ -107,5 +108,5 @@ def _absence(descriptor: BackendDescriptor, version: str, wanted: str) -> str:
     shown = wanted.removesuffix(".txt")
     return (
         f"there is no snapshot {shown} of {descriptor.engine} {version or 'of unknown version'}; {others}"
-        f"where the engine is installed, {making_command(descriptor.engine)} makes one"
+        f"where the engine runs, {making_command(descriptor.engine)} makes one; {_BUILT_HERE}"
     )
