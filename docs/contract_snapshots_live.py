@@ -53,6 +53,9 @@ LAYOUTS = (
     Layout("Qwen3MoeForCausalLM", newer=True),
     Layout("LlamaForCausalLM", newer=True),
     Layout("Qwen3ForCausalLM", lora=True, newer=True),
+    Layout("Qwen2ForCausalLM"),
+    Layout("Qwen3ForCausalLM", workers=2),
+    Layout("Qwen3MoeForCausalLM", workers=2),
 )
 
 
@@ -63,7 +66,8 @@ def with_weights(folder: Path, architecture: str) -> Path:
 
     # SGLang builds experts in every layer of a Qwen3-MoE, whatever `mlp_only_layers` says.
     more = {"mlp_only_layers": []} if architecture == "Qwen3MoeForCausalLM" else {}
-    model = checkpoint(folder, architecture, **more)
+    # On CPU alone SGLang pads each rank's part of an MLP to a multiple of 32, which no snapshot is to show.
+    model = checkpoint(folder, architecture, intermediate_size=128, **more)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
     return model
