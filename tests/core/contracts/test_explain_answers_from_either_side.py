@@ -154,7 +154,7 @@ def test_a_snapshot_answers_where_there_is_no_table(
     far = explain("model.layers.40.mlp.experts.90.up_proj.weight", assumed)
     assert far.rule == "snapshot of acme 1.0 FakeForCausalLM, plain names"
     assert far.routes[0].target == "model.layers.40.mlp.experts.w13_weight"
-    assert far.routes[0].put == "slice {expert} rows 2 of 2"
+    assert far.routes[0].put == "slice 90 rows 2 of 2"
     assert far.group == ("model.layers.40.mlp.experts.90.gate_proj.weight",)
     misspelt = explain("model.layers.3.self_attn.q_pproj.weight", assumed)
     assert misspelt.near[0] == "model.layers.3.self_attn.q_proj.weight"

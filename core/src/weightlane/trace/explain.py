@@ -6,6 +6,7 @@ Pure: the tables of a traced engine, or a contract where there are none, and wha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from weightlane.errors import near_names
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from weightlane.trace.table import PlacementTable, TracedTarget
 
 _BUFFERS = "A trainer may hold it as a buffer, which named_parameters() does not list: see named_buffers()."
+_HIDDEN = "LoRA is on, and a loader may lose what it wraps: an engine without LoRA may take it."
+_OF_PARAMETERS = ("weight", "bias")
 _MOST_ROUTES = 24  # an expert tensor of 128 experts has as many as that and more
 
 
@@ -98,12 +101,15 @@ def _of_source(name: str, known: Known) -> Explanation:
         near = near_names(name, [item.name for item in table.targets])
         says.append(f"The loader of {known.receiver} accepts it and writes it nowhere: it would be lost.")
         says.append("Leave it out of the export, or send it under a name that the loader knows.")
+        if known.lora:
+            says.append(_HIDDEN)
         return Explanation(name, "checkpoint", verdict, tuple(says), style, source.wire, near=near)
     else:
         says += _placed(name, source.wire, routes)
         says += _together(name, groups)
-        buffers = [item for item in table.targets if item.kind == "buffer"]
-        if {item.name for item in buffers} & {route.target for route in routes}:
+        buffers = {item.name for item in table.targets if item.kind == "buffer"}
+        # An engine may hold as a parameter what a trainer holds as a buffer, as SGLang does a router's bias.
+        if buffers & {route.target for route in routes} or name.rpartition(".")[2] not in _OF_PARAMETERS:
             says.append(_BUFFERS)
     group = tuple(dict.fromkeys(item for found in groups for item in found.sources if item != name))
     return Explanation(
@@ -124,10 +130,18 @@ def _placed(name: str, wire: str, routes: Sequence[Route]) -> list[str]:
 def _together(name: str, groups: Sequence[PackedGroup]) -> list[str]:
     says: list[str] = []
     for group in groups:
+        # The nearest first: of 128 experts, its own other half.
         others = [item for item in group.sources if item != name]
+        others.sort(key=lambda item: -_parts_shared(item, name))
         shown = ", ".join(others[:6]) + (f" and {len(others) - 6} more" if len(others) > 6 else "")
         says.append(f"{group.target} is packed: it must travel in one sync with {shown}.")
     return says
+
+
+def _parts_shared(one: str, other: str) -> int:
+    """How many parts of two dotted names are the same before the first that differs."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _of_target(name: str, target: TracedTarget, known: Known) -> Explanation:

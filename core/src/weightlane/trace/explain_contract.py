@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightlane.trace.contract_making import UNCONSUMED
 from weightlane.trace.contract_text import place_text
 from weightlane.trace.explanation import EVERY_WORKER, Explanation, Route
-from weightlane.trace.patterns import fill, meant_by, numbered
+from weightlane.trace.patterns import EXPERT, fill, meant_by, numbered
 
 if TYPE_CHECKING:
     from weightlane.trace.contract import Contract, Line, Place
@@ -40,16 +40,14 @@ def _source(name: str, line: Line, key: Numbered, contract: Contract, rule: str)
     wire = fill(line.wire, key)
     routes = tuple(_route(line, place, key) for place in line.places)
     targets = {place.target for place in line.places}
-    group = tuple(
-        fill(source, key)
-        for packed in contract.groups
-        if packed.target in targets
-        for source in packed.sources
-        if fill(source, key) != name
-    )
+    packed = [source for each in contract.groups if each.target in targets for source in each.sources]
+    group = tuple(filled for source in packed if (filled := fill(source, key)) != name)
     says = [f"It is assumed to land in {' and '.join(dict.fromkeys(route.target for route in routes))}."]
     says += [f"It is sent as {wire}."] if wire != name else []
-    says += [f"It must travel in one sync with {', '.join(group)}."] if group else []
+    # One pattern stands for all experts, which lie in one tensor.
+    experts = ["the same tensors of every other expert"] if any(EXPERT in item for item in packed) else []
+    others = [*([", ".join(group)] if group else []), *experts]
+    says += [f"It must travel in one sync with {' and '.join(others)}."] if others else []
     return Explanation(name, "checkpoint", "placed", tuple(says), rule, wire, routes, group=group)
 
 
@@ -84,4 +82,4 @@ def _target(name: str, key: Numbered, contract: Contract, receiver: str, rule: s
 def _route(line: Line, place: Place, key: Numbered) -> Route:
     taken = place.taken or "all of it"
     source, target = fill(line.source, key), fill(place.target, key)
-    return Route(EVERY_WORKER, source, taken, target, place_text(place), place.via)
+    return Route(EVERY_WORKER, source, taken, target, fill(place_text(place), key), place.via)

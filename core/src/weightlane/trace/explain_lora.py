@@ -35,10 +35,14 @@ class LoraAnswer:
 
 @dataclass(slots=True)
 class _Modules:
-    """Checkpoint modules and the receiver tensor of each one's weight; which of these tensors are wrapped."""
+    """Checkpoint modules and the receiver tensor of each one's weight; which of these tensors are wrapped.
+
+    `lost` are modules whose weight the receiver's loader writes nowhere.
+    """
 
     targets: dict[str, str] = field(default_factory=dict)
     wrapped: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
 
     def add(self, weight: str, target: str, aliases: Sequence[str]) -> None:
         self.targets.setdefault(weight.removesuffix(_WEIGHT), target)
@@ -67,10 +71,7 @@ def explain_lora(
     what = f"It is matrix {found['side'] or found['embedding']} of a LoRA adapter on module {module}"
     modules = _traced(tables) if tables else _assumed(contract, module)
     if module not in modules.targets:
-        near = near_names(module, modules.targets)
-        meant = f"Did you mean module {near[0]}?" if near else "Check the adapter's target_modules."
-        renamed = tuple(name.replace(module, other, 1) for other in near)
-        return LoraAnswer("unknown", (f"{what}, and {receiver} has no such module.", meant), "", renamed)
+        return _not_placed(name, module, what, modules, receiver)
     target = modules.targets[module]
     if not lora:
         says = (
@@ -90,6 +91,22 @@ def explain_lora(
     return LoraAnswer("refused", says, "not wrapped")
 
 
+def _not_placed(name: str, module: str, what: str, modules: _Modules, receiver: str) -> LoraAnswer:
+    if module in modules.lost:
+        why = f"{what}. The loader of {receiver} writes its own weight nowhere: what would bind is unknown."
+        fix = "Take it out of the adapter's target_modules, or merge and start the engine without LoRA."
+        return LoraAnswer("refused", (why, fix), "its module is not loaded")
+    parts = tuple(source for source, at in modules.targets.items() if at.removesuffix(_WEIGHT) == module)
+    near = parts or near_names(module, modules.targets)
+    if parts:
+        why = f"{what}, which {receiver} makes of {', '.join(parts)}."
+        fix = "Name these instead: an adapter's matrices are of modules of the checkpoint."
+    else:
+        why = f"{what}, and {receiver} has no such module."
+        fix = f"Did you mean module {near[0]}?" if near else "Check the adapter's target_modules."
+    return LoraAnswer("unknown", (why, fix), "", tuple(name.replace(module, other, 1) for other in near))
+
+
 def _traced(tables: Sequence[PlacementTable]) -> _Modules:
     modules = _Modules()
     for table in tables:
@@ -97,6 +114,9 @@ def _traced(tables: Sequence[PlacementTable]) -> _Modules:
         for name, targets in table.targets_of().items():
             if name.endswith(_WEIGHT) and targets:
                 modules.add(name, targets[0], aliases[targets[0]])
+            elif name.endswith(_WEIGHT):
+                modules.lost.add(name.removesuffix(_WEIGHT))
+    modules.lost.difference_update(modules.targets)  # one worker of several may hold it
     return modules
 
 
