@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from weightlane.messages import WireTensor, encode
@@ -11,10 +14,13 @@ from weightlane_sglang.loader_channel import carry
 from weightlane_sglang.loader_messages import TraceLoad
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from weightlane.trace.table import PlacementTable
     from weightlane_sglang.http_endpoint import SglangEndpoint
 
 SECONDS = 120.0
+BESIDE_SECONDS = 0.2
 PROMPTS = ((1, 2, 3, 4, 5), (400, 7, 99), (17, 250, 33, 8, 120, 64, 3))
 
 
@@ -31,6 +37,32 @@ def traced(endpoint: SglangEndpoint, tensors: tuple[WireTensor, ...] = ()) -> tu
     tables = endpoint.trace_workers(tensors or sources(endpoint), SECONDS)
     assert not isinstance(tables, Untraced), tables.reason
     return tables
+
+
+@contextmanager
+def traced_beside(endpoint: SglangEndpoint) -> Iterator[None]:
+    """Traces now and then while the block runs; fails where one trace differs, fails or is not made."""
+
+    def digests() -> list[str]:
+        return [table.digest() for table in traced(endpoint)]
+
+    first, over = digests(), Event()
+
+    def trace_now_and_then() -> int:
+        count = 0
+        while not over.wait(BESIDE_SECONDS):
+            assert digests() == first
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(1) as pool:
+        traces = pool.submit(trace_now_and_then)
+        try:
+            yield
+        finally:
+            over.set()
+        made = traces.result(SECONDS)
+    assert made >= 3, "too few to show anything"
 
 
 def told_by(endpoint: SglangEndpoint, loader: str, message: bytes = b"\0") -> list[Any]:

@@ -235,7 +235,17 @@ def test_experts_that_lora_hides_are_each_named_before_anything_is_sent(
     }
 
 
-def test_sglang_of_update_sessions_is_proven_undisturbed_and_synced(
+def test_sglang_of_update_sessions_is_proven_without_lora(
+    start_server: Any,
+    open_server: Callable[[RunningServer], SglangEndpoint],
+    tiny_folder: Path,
+    sglang_newer: Path,
+) -> None:
+    with start_server(tiny_folder, 1, newer=sglang_newer) as server:
+        assert_proven(open_server(server), 1, lora=False)
+
+
+def test_sglang_of_update_sessions_with_lora_is_proven_undisturbed_and_synced(
     start_server: Any,
     open_server: Callable[[RunningServer], SglangEndpoint],
     tiny_folder: Path,
@@ -247,14 +257,15 @@ def test_sglang_of_update_sessions_is_proven_undisturbed_and_synced(
         assert endpoint.facts().version == "0.5.23"
         assert_proven(endpoint, 1, lora=True)
         server_checks.assert_undisturbed(endpoint, 10)
-        found = run_parity(
-            model=tiny_folder,
-            engine="sglang",
-            url=server.url,
-            ranks=2,
-            syncs=3,
-            seconds=400,
-            options={},
-            plan_says="coverage proven: ",
-        )
+        with server_checks.traced_beside(endpoint):  # each opens a session of its own, or uses the lane's
+            found = run_parity(
+                model=tiny_folder,
+                engine="sglang",
+                url=server.url,
+                ranks=2,
+                syncs=3,
+                seconds=400,
+                options={},
+                plan_says="coverage proven: ",
+            )
         assert [parity.versions for parity in found] == [(sync,) * 3 for sync in (1, 2, 3)]

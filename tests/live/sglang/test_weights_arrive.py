@@ -39,6 +39,8 @@ def synced(
         plan_says="coverage proven: ",
     )
     assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, syncs + 1)]
+    read_back = ["elements read back equal" in parity.verified[0] for parity in found]
+    assert read_back == [True] + [False] * (syncs - 1), "a lane's first sync is read back"
 
 
 @pytest.mark.requirement("R16")
