@@ -81,7 +81,7 @@ def programs(vllm_python: Path, vllm_older: Path, tmp_path_factory: pytest.TempP
 
 
 def traced(programs: Programs, version: str) -> dict[str, Any]:
-    """What one run saw of a version: its live engines, and on the newest the models only built beside them."""
+    """What one run saw of a version: live engines and, of the newest, models only built beside them."""
     sweep = ("sweep",) if version == VERSIONS[0] else ()
     answer: dict[str, Any] = programs.answer("trace_live_models", version, *sweep)
     return answer
