@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from weightlane.cli.absent_engine import AbsentEngine, look_at_absent
+from weightlane.cli.built_tables import traced_now
 from weightlane.cli.plan import write_contract
 from weightlane.errors import WeightlaneError
 from weightlane.registry import get_registry
@@ -88,7 +89,9 @@ def snapshots(engine: str, out: Path, architectures: list[str], layouts: list[tu
             for workers, lora in layouts:
                 layout = f"{architecture} tp{workers}{' lora' if lora else ''}"
                 try:
-                    look = look_at_absent(get_registry(), AbsentEngine(engine, workers, lora), model)
+                    look = look_at_absent(
+                        get_registry(), AbsentEngine(engine, workers, lora), model, traced_now
+                    )
                     why = "; ".join(map(str, look.problems)) or ("" if look.tables else look.reason)
                     if not why:
                         print(f"{layout}: {write_contract(look, out)}", flush=True)  # noqa: T201

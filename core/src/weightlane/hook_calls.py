@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import PluginError
@@ -84,6 +85,12 @@ class HookCalls:
         """Whether the chosen backend's plugin implements a hook."""
         plugin = self._manager.get_plugin(selected.plugin_name)
         return any(impl.plugin is plugin and not is_wrapper(impl) for impl in self._implementations(hook))
+
+    def package_of(self, selected: Selected) -> str:
+        """The import package that the chosen backend's plugin comes from."""
+        plugin = self._manager.get_plugin(selected.plugin_name)
+        module = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
+        return module.partition(".")[0]
 
     def call_collect_facts(self, selected: Selected, context: FactsContext) -> EngineFacts | None:
         """`weightlane_collect_facts` of this plugin; None when it has no such hook or cannot tell."""

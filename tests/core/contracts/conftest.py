@@ -217,7 +217,8 @@ class Asked:
 
 @pytest.fixture
 def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Asked:
-    """Acme 1.0 is installed here and not running."""
+    """Acme 1.0 is installed here and not running; tables are kept below this test's own folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     config = FakeConfig()
     shapes = checkpoint_of(config)
     folder = tmp_path / "model"

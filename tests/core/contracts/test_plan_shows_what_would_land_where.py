@@ -35,7 +35,7 @@ def test_an_engine_that_is_installed_is_traced_here(acme: Any) -> None:
     assert document["style"] == "plain"
     assert {"target": QKV, "sources": [QKV.replace("qkv", name) for name in "qkv"]} in document["groups"]
     assert len(document["entries"]) == document["tensors"]
-    status, text, _ = acme.run("plan", str(acme.folder), "--engine", "acme")
+    status, text, _ = acme.run("plan", str(acme.folder), "--engine", "acme", "--fresh")
     assert status == 0
     for line in (
         "coverage assumed: traced on the model of acme 1.0, built here without data; no engine was asked",
@@ -110,7 +110,7 @@ def test_an_engine_that_is_not_here_is_assumed_from_its_snapshot(
     assert parse_contract(written.read_text(), origin="it").title == "acme 1.0 FakeForCausalLM"
     acme.plugin.contracts = package.name
     acme.plugin.trace = lambda tensors: Untraced("it cannot be built without data")
-    status, document, _ = acme.run("plan", str(acme.folder), "--engine", "acme", "--json")
+    status, document, _ = acme.run("plan", str(acme.folder), "--engine", "acme", "--fresh", "--json")
     assert (status, document["basis"], document["coverage"]) == (0, "snapshot", "assumed")
     assert document["reason"] == (
         "from the snapshot of acme 1.0 FakeForCausalLM; it cannot be built without data"
@@ -176,6 +176,7 @@ def test_without_a_snapshot_it_is_untraced_and_the_command_for_one_is_told(acme:
     [
         ((), "name a receiver"),
         (("--to", "http://far:1", "--tp", "2"), "a live engine tells this itself"),
+        (("--to", "http://far:1", "--fresh"), "a live engine is always traced anew"),
     ],
 )
 def test_wrong_usage_says_what_is_missing(acme: Any, words: tuple[str, ...], told: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from weightlane.cli.built_tables import BuiltTables, TablesOf
     from weightlane.cli.receiver_look import Basis
     from weightlane.errors import Problem
     from weightlane.facts import EngineFacts
@@ -75,8 +76,14 @@ class _Case:
         return sources_to_trace(self.checkpoint.manifest, self.expected)
 
 
-def look_at_absent(registry: Registry, wish: AbsentEngine, model: Path) -> Look:
+def look_at_absent(registry: Registry, wish: AbsentEngine, model: Path, tables_of: TablesOf) -> Look:
     """What the checkpoint in `model` would meet in an engine of the version that is here, or stated.
+
+    Args:
+        registry: of this process.
+        wish: the engine.
+        model: the checkpoint's folder.
+        tables_of: how tables are come by where the engine is installed, see `built_tables`.
 
     Raises:
         UsageError: the folder is no checkpoint.
@@ -93,10 +100,10 @@ def look_at_absent(registry: Registry, wish: AbsentEngine, model: Path) -> Look:
         context = TraceModelContext(
             selected.descriptor, facts, str(model), case.sources, wish.tensor_parallel, wish.lora
         )
-        answer = registry.call_trace_model(selected, context)
-        if not isinstance(answer, Untraced):
-            return _traced(case, answer)
-        untraced = answer
+        built = tables_of(registry, selected, context)
+        if not isinstance(built.tables, Untraced):
+            return _traced(case, built, built.tables)
+        untraced = built.tables
     snapshot = find_contract(
         selected.descriptor,
         facts.version,
@@ -150,17 +157,20 @@ def _expected(model: Path) -> tuple[tuple[ExpectedTensor, ...], tuple[str, ...]]
         return (), (f"Tied and missing tensors are not looked for: {error.what}",)
 
 
-def _traced(case: _Case, tables: tuple[PlacementTable, ...]) -> Look:
+def _traced(case: _Case, built: BuiltTables, tables: tuple[PlacementTable, ...]) -> Look:
     manifest, dropped = case.checkpoint.manifest, case.dropped
     entries = entries_from_table(manifest, tables[0], dropped)
     problems = _static_problems(case, entries)
     named = {item.subject for item in problems}
     problems += table_problems(tables, manifest, entries, receiver=case.receiver, named=named)
+    how = f"traced on the model of {case.receiver}, built here without data; no engine was asked"
+    if built.kept_in is not None:
+        how += f"; the tables are those of an earlier call, kept in {built.kept_in} (--fresh traces anew)"
     return _look(
-        case,
+        replace(case, notes=(*case.notes, built.note)) if built.note else case,
         "model built here",
         "assumed",
-        f"traced on the model of {case.receiver}, built here without data; no engine was asked",
+        how,
         entries,
         problems,
         tables=tables,

@@ -8,16 +8,19 @@ import msgspec
 import typer
 
 from weightlane.cli import FAILED, WELL
+from weightlane.cli.absent_engine import AbsentEngine, look_at_snapshot
 from weightlane.cli.output import print_json, print_line
 from weightlane.cli.plan import look_at
 from weightlane.cli.receiver_options import (
     Architecture,
     Engine,
+    Fresh,
     Lora,
     Model,
     TensorParallel,
     To,
     require_one_receiver,
+    tables_of,
 )
 from weightlane.notices import quiet_plugins
 from weightlane.registry import get_registry
@@ -26,7 +29,6 @@ from weightlane.trace.explanation import EVERY_WORKER, Explanation, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from weightlane.cli.receiver_look import Look
 
@@ -56,6 +58,7 @@ def explain_name(
     tp: TensorParallel = 1,
     lora: Lora = False,
     arch: Architecture = "",
+    fresh: Fresh = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Tell where one tensor comes from or goes to, by which rule, and what must travel with it.
@@ -72,8 +75,16 @@ def explain_name(
         raise typer.BadParameter(
             "a live engine is asked about a checkpoint: give --model", param_hint="--arch"
         )
+    if arch and fresh:
+        raise typer.BadParameter(
+            "a snapshot is read and nothing is built: give --model", param_hint="--fresh"
+        )
+    tables, wish = tables_of(to, fresh=fresh), AbsentEngine(engine, tp, lora)
     with quiet_plugins():
-        look = _look(model, engine, to, tp, lora, arch)
+        if model is None:
+            look = look_at_snapshot(get_registry(), wish, arch)
+        else:
+            look = look_at(model, to, wish, tables)
     answer = explain(name, look.known())
     if as_json:
         print_json(Explained(look.receiver, look.basis, look.coverage, look.reason, answer))
@@ -81,14 +92,6 @@ def explain_name(
         for line in tree_of(answer, look):
             print_line(line)
     raise typer.Exit(WELL if answer.verdict in _WELL else FAILED)
-
-
-def _look(model: Path | None, engine: str, to: str, tp: int, lora: bool, arch: str) -> Look:
-    if model is not None:
-        return look_at(model, engine=engine, to=to, tensor_parallel=tp, lora=lora)
-    from weightlane.cli.absent_engine import AbsentEngine, look_at_snapshot
-
-    return look_at_snapshot(get_registry(), AbsentEngine(engine, tp, lora), arch)
 
 
 _TITLES = {
@@ -103,7 +106,10 @@ def tree_of(answer: Explanation, look: Look) -> Iterator[str]:
     """The answer for people, the most important line first."""
     yield f"{answer.name}: {_TITLES[answer.kind]}, {answer.verdict.replace('-', ' ')}"
     branches: list[tuple[str, list[str]]] = [(sentence, []) for sentence in answer.says]
-    branches.append((f"receiver: {look.receiver}, {look.basis}, coverage {look.coverage}", []))
+    why = [look.reason] if look.reason else []
+    branches.append(
+        (f"receiver: {look.receiver}, {look.basis}, coverage {look.coverage}", [*why, *look.notes])
+    )
     if answer.rule:
         branches.append((f"decided by: {answer.rule}", []))
     if answer.routes:

@@ -10,8 +10,17 @@ import msgspec
 import typer
 
 from weightlane.cli import FAILED, WELL
+from weightlane.cli.absent_engine import AbsentEngine, look_at_absent
 from weightlane.cli.output import print_json, print_line, print_lines, print_table
-from weightlane.cli.receiver_options import Engine, Lora, TensorParallel, To, require_one_receiver
+from weightlane.cli.receiver_options import (
+    Engine,
+    Fresh,
+    Lora,
+    TensorParallel,
+    To,
+    require_one_receiver,
+    tables_of,
+)
 from weightlane.errors import Problem, UsageError
 from weightlane.notices import quiet_plugins
 from weightlane.receiver import NameEntry
@@ -23,6 +32,7 @@ from weightlane.trace.contract_text import contract_text, place_text
 from weightlane.trace.figures import TraceFigures, figures_of
 
 if TYPE_CHECKING:
+    from weightlane.cli.built_tables import TablesOf
     from weightlane.cli.receiver_look import Look
     from weightlane.trace.contract import Contract
 
@@ -84,6 +94,7 @@ def plan(
             help="Write the contract snapshot to FOLDER/VERSION/NAME.txt.",
         ),
     ] = None,
+    fresh: Fresh = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Tell where a checkpoint would land in an engine. Nothing is sent, written or published.
@@ -91,14 +102,17 @@ def plan(
     With --to, a live engine runs its own loader without data and says where every element would go; a lane
     that is open meanwhile is left alone. With --engine alone, the engine's model is built here without data
     where the engine is installed; else the snapshot of its version answers, else static rules; the output
-    says which.
+    says which. What a model that was built here has shown is kept below XDG_CACHE_HOME, or ~/.cache, and
+    answers again for as long as the checkpoint's configuration and names, the layout and everything that is
+    installed are the same; a contract is always written from a new trace.
 
     Exit status 0: no problem was found. Exit status 1: there are problems, all of them listed, or the engine
     cannot be asked. Exit status 2: wrong usage, or the command itself broke.
     """
     require_one_receiver(engine, to, tensor_parallel=tp, lora=lora)
     with quiet_plugins():
-        look = look_at(model, engine=engine, to=to, tensor_parallel=tp, lora=lora)
+        tables = tables_of(to, fresh=fresh or (contract_folder is not None and not to))
+        look = look_at(model, to, AbsentEngine(engine, tp, lora), tables)
     shown = look.shown
     written = str(write_contract(look, contract_folder)) if contract_folder is not None else ""
     if as_json:
@@ -108,16 +122,14 @@ def plan(
     raise typer.Exit(FAILED if look.problems else WELL)
 
 
-def look_at(model: Path, *, engine: str, to: str, tensor_parallel: int, lora: bool) -> Look:
-    """At the engine that these options name."""
+def look_at(model: Path, to: str, wish: AbsentEngine, tables: TablesOf) -> Look:
+    """At the live engine at `to`, or where that is "" at one that does not run."""
     registry = get_registry()
     if to:
         from weightlane.cli.live_engine import engine_at, look_at_live
 
-        return look_at_live(registry, engine or engine_at(registry, to), to, model)
-    from weightlane.cli.absent_engine import AbsentEngine, look_at_absent
-
-    return look_at_absent(registry, AbsentEngine(engine, tensor_parallel, lora), model)
+        return look_at_live(registry, wish.engine or engine_at(registry, to), to, model)
+    return look_at_absent(registry, wish, model, tables)
 
 
 def planned(look: Look, shown: Contract | None, written: str = "") -> Planned:

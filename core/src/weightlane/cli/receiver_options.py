@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
+
+from weightlane.cli.built_tables import kept_or_traced, traced_anew
+
+if TYPE_CHECKING:
+    from weightlane.cli.built_tables import TablesOf
 
 Engine = Annotated[
     str, typer.Option("--engine", metavar="NAME", help="Rollout engine, such as vllm; none needs to run.")
@@ -24,6 +29,22 @@ Model = Annotated[
 Architecture = Annotated[
     str, typer.Option("--arch", metavar="NAME", help="Architecture, to answer from its snapshot alone.")
 ]
+
+
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Build the engine's model anew, though tables of it are kept.")
+]
+
+
+def tables_of(to: str, *, fresh: bool) -> TablesOf:
+    """How the tables of a model that is built here are come by.
+
+    Raises:
+        BadParameter: a live engine is asked, which is wrong usage.
+    """
+    if fresh and to:
+        raise typer.BadParameter("a live engine is always traced anew", param_hint="--fresh")
+    return traced_anew if fresh else kept_or_traced
 
 
 def require_one_receiver(engine: str, to: str, *, tensor_parallel: int, lora: bool) -> None:
