@@ -25,7 +25,7 @@ from weightlane.trace.constants import Constants
 from weightlane.trace.rearranging import Rearranging, cast
 from weightlane.trace.recorder import Recorder, operator_name, storage_key
 from weightlane.trace.stand_ins import COMPUTED, MIXED, StandIn, aten, stand_ins_in, tensors_in, written_by
-from weightlane.trace.values import Token, Tokens, ValueNeededError, may_be_token
+from weightlane.trace.values import LargeTokens, Token, Tokens, ValueNeededError, may_be_token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,24 +33,34 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightlane.trace.table import ObstacleKind, TracedSource
+    from weightlane.trace.values import TokenForm
 
-_VALUE = "aten._local_scalar_dense"
+VALUE = "aten._local_scalar_dense"
+_LARGE = LargeTokens()
 
 
 class Dispatcher:
     """Carries out the rules for one run; `device` is what stand-ins report.
 
     `threads` are those whose operators without a stand-in are seen too; `parallel`: there were several.
+    `asked` are the sources of which the loader took a value, told when the run is closed.
     """
 
-    def __init__(self, sources: Sequence[TracedSource], recorder: Recorder, device: torch.device) -> None:
+    def __init__(
+        self,
+        sources: Sequence[TracedSource],
+        recorder: Recorder,
+        device: torch.device,
+        form: TokenForm = _LARGE,
+    ) -> None:
         self.device = device
         self.threads: set[int] = set()
         self.parallel = False
+        self.asked: tuple[int, ...] = ()
         self._sources = sources
         self._recorder = recorder
         self._same = Rearranging([source.elements for source in sources])
-        self._tokens = Tokens()
+        self._tokens = Tokens(form)
         self._constants = Constants()
         self._closed = False
         self._geometries: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
@@ -65,6 +75,12 @@ class Dispatcher:
             self._geometries[source.shape, dtype] = geometry
         return StandIn.make(geometry, number, dtype, (source.dtype,), self)
 
+    def is_target_without_data(self, tensor: Tensor) -> bool:
+        """Whether it is a twin, or a view of one, that holds nothing."""
+        return tensor.untyped_storage().device.type == "meta" and storage_key(tensor) in (
+            self._recorder.target_of
+        )
+
     def describe(self, item: StandIn) -> str:
         """Where it comes from, for messages."""
         names = ", ".join(self._sources[number].canonical for number in item.origins if number >= 0)
@@ -73,10 +89,11 @@ class Dispatcher:
     def close(self) -> None:
         """An obstacle for each value that was taken and not put anywhere: a decision may hang on it."""
         self._closed = True
+        self.asked = _origins(self._tokens.given())
         for item in self._tokens.unused():
-            self._recorder.block("value-dependent", _VALUE, item.origins, None)
+            self._recorder.block("value-dependent", VALUE, item.origins, None)
         # Stand-ins hold this object. A ring through a view and its base is one that no collector can open.
-        self._tokens = Tokens()
+        self._tokens = Tokens(_LARGE)
 
     # -- operators without a stand-in -------------------------------------------------------------------
 
@@ -180,8 +197,8 @@ class Dispatcher:
     def token(self, item: StandIn) -> Token:
         """What stands for its value."""
         if item.source == COMPUTED or item.numel() != 1:
-            self.value_needed(item, item.operator or _VALUE)
-        return self._tokens.give(item, lambda: self.value_needed(item, _VALUE))
+            self.value_needed(item, item.operator or VALUE)
+        return self._tokens.give(item, lambda: self.value_needed(item, VALUE))
 
     def value_needed(self, item: StandIn, what: str) -> NoReturn:
         """Records that the loader looks at a value, and stops it there.

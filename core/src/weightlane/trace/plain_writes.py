@@ -27,7 +27,7 @@ class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
 
     def __torch_dispatch__(
         self,
@@ -39,8 +39,8 @@ class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """With a stand-in or without."""
         given = kwargs or {}
         if (args and type(args[0]) is StandIn) or stand_ins_in(args, given):
-            return self._dispatcher.with_stand_ins(func, args, given)
-        return self._dispatcher.without_stand_ins(func, args, given)
+            return self.dispatcher.with_stand_ins(func, args, given)
+        return self.dispatcher.without_stand_ins(func, args, given)
 
 
 @contextmanager
@@ -63,27 +63,31 @@ def plain_writes_seen(dispatcher: Dispatcher) -> Iterator[None]:
 
 
 _FOLLOWED: list[Dispatcher] = []
-_START = threading.Thread.start
+_STARTS: list[Callable[[threading.Thread], None]] = []  # what stood there when the first trace began
 _LOCK = threading.Lock()  # bounded by what is done under it: a list and a function are exchanged
 
 
 def _patch() -> None:
     with _LOCK:
-        threading.Thread.start = _start_followed  # type: ignore[method-assign,assignment]
+        if not _STARTS:
+            _STARTS.append(threading.Thread.start)
+            threading.Thread.start = _start_followed  # type: ignore[method-assign,assignment]
 
 
 def _unpatch() -> None:
     with _LOCK:
         if not _FOLLOWED:
-            threading.Thread.start = _START  # type: ignore[method-assign]
+            threading.Thread.start = _STARTS.pop()  # type: ignore[method-assign]
 
 
 def _start_followed(thread: threading.Thread) -> None:
     own = threading.get_ident()
+    with _LOCK:
+        start = _STARTS[0] if _STARTS else threading.Thread.start
     dispatcher = next((item for item in _FOLLOWED if own in item.threads), None)
     if dispatcher is not None:
         thread.run = _followed(thread.run, dispatcher)  # type: ignore[method-assign]
-    _START(thread)
+    start(thread)
 
 
 def _followed(run: Callable[[], None], dispatcher: Dispatcher) -> Callable[[], None]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import torch
@@ -15,15 +15,21 @@ import xxhash
 from torch import Tensor, nn
 
 from weightlane.packing import torch_dtype
+from weightlane.trace.as_if_live import twins_seem_live
 from weightlane.trace.coverage import target_coverage
-from weightlane.trace.dispatch import Dispatcher
+from weightlane.trace.dispatch import VALUE, Dispatcher
 from weightlane.trace.live_model import LiveModel, untraceable
+from weightlane.trace.past_the_trace import KeptTwins, note_shared_memory, note_unseen_writes
 from weightlane.trace.plain_writes import plain_writes_seen
 from weightlane.trace.recorder import Recorder
 from weightlane.trace.table import Obstacle, PlacementTable, TableKey, TracedSource
 from weightlane.trace.targets import describe_targets, find_targets, note_rebound, standing
 from weightlane.trace.twins import twins_in_place
-from weightlane.trace.values import ValueNeededError
+from weightlane.trace.value_probe import PROBES
+from weightlane.trace.values import LargeTokens, ValueNeededError
+
+if TYPE_CHECKING:
+    from weightlane.trace.values import TokenForm
 
 Load: TypeAlias = Callable[[Iterator[tuple[str, Tensor]]], object]
 """An engine's loader: it is handed (name, tensor) pairs, and what it returns is not looked at."""
@@ -112,20 +118,42 @@ def _in_calls(sources: Sequence[TracedSource]) -> list[Sequence[int]]:
 def _run(
     receiver: Receiver, sources: Sequence[TracedSource], calls: Sequence[Sequence[int]], style: str
 ) -> PlacementTable:
+    """One run; more of them where the loader took values, which may not decide where anything goes."""
+    table, asked = _run_once(receiver, sources, calls, style, LargeTokens())
+    if not asked or table.obstacles:
+        return table
+    for form, seen in PROBES:
+        other, _ = _run_once(receiver, sources, calls, style, form)
+        if seen(other) != seen(table):
+            names = tuple(sources[number].canonical for number in asked)
+            obstacle = Obstacle("value-dependent", VALUE, names, (), "another value takes another way")
+            return msgspec.structs.replace(table, obstacles=(obstacle,))
+    return table
+
+
+def _run_once(
+    receiver: Receiver,
+    sources: Sequence[TracedSource],
+    calls: Sequence[Sequence[int]],
+    style: str,
+    form: TokenForm,
+) -> tuple[PlacementTable, tuple[int, ...]]:
+    """The table, and the sources of which the loader took a value."""
     begun = time.perf_counter()
     dtypes = [torch_dtype(source.dtype) for source in sources]
     device = next((item.device for item in receiver.model.parameters()), torch.device("cpu"))
     recorder = Recorder([source.canonical for source in sources])
-    dispatcher = Dispatcher(sources, recorder, torch.device("cpu") if device.type == "meta" else device)
+    seems = torch.device("cpu") if device.type == "meta" else device
+    dispatcher = Dispatcher(sources, recorder, seems, form)
     live = LiveModel(receiver.model)
     receiver.forget()
     with _no_collection(), torch.no_grad(), twins_in_place(receiver.model, receiver.loading_form) as twins:
         targets = find_targets(receiver, twins)
-        for target in targets:
-            recorder.add_target(target.names[0], target.twin.tensor)
+        for item in targets:
+            recorder.add_target(item.names[0], item.twin.tensor)
         before = standing(receiver.model)
         try:
-            with plain_writes_seen(dispatcher):
+            with plain_writes_seen(dispatcher), twins_seem_live():
                 for call in calls:
                     receiver.load(
                         (sources[number].wire, dispatcher.stand_in(number, dtypes[number])) for number in call
@@ -136,21 +164,28 @@ def _run(
             detail = f"{type(error).__name__}: {str(error)[:500]}"
             recorder.block("error", type(error).__name__, [], None, detail)
         note_rebound(receiver.model, before, recorder)
+        note_unseen_writes(targets, recorder)
     dispatcher.close()
+    described = describe_targets(targets)
+    note_shared_memory(targets, described, recorder)
+    kept = KeptTwins(targets)
+    del twins, targets, item
+    recorder.obstacles.extend(kept.obstacles())
     with torch.no_grad():
         recorder.obstacles.extend(live.changes())
     if dispatcher.parallel or len(calls) > 1:
         recorder.sort()
-    return PlacementTable(
+    table = PlacementTable(
         key=receiver.key,
         style=style,
         sources=tuple(sources),
-        targets=describe_targets(targets),
+        targets=described,
         placements=tuple(recorder.placements),
         fills=tuple(recorder.fills),
         obstacles=tuple(recorder.obstacles),
         seconds=time.perf_counter() - begun,
     )
+    return table, dispatcher.asked
 
 
 @contextmanager

@@ -1,0 +1,87 @@
+"""What no operator of a run shows: writes past torch, twins that are kept, memory that two targets share."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from weightlane.trace.geometry import extent
+from weightlane.trace.recorder import storage_key
+from weightlane.trace.table import Obstacle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from weightlane.trace.recorder import Recorder
+    from weightlane.trace.table import TracedTarget
+    from weightlane.trace.targets import Target
+
+
+def note_unseen_writes(targets: Sequence[Target], recorder: Recorder) -> None:
+    """An obstacle for each twin with data that holds other values, though no operator wrote to it.
+
+    Such as through the array that `numpy()` gives.
+    """
+    touched = {item.target for item in (*recorder.placements, *recorder.fills)}
+    named = {name for item in recorder.obstacles for name in item.targets}
+    for number, item in enumerate(targets):
+        twin, model = item.twin.tensor, item.twin.model
+        if twin.is_meta or model.is_meta or number in touched or item.names[0] in named:
+            continue
+        if not torch.equal(twin, model):
+            recorder.block("computed", "", [], number, "through no operator of torch, as through numpy")
+
+
+class KeptTwins:
+    """Twins that outlive their trace, because the loader keeps them: a later load would go into them."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._twins = [(item.names[0], weakref.ref(item.twin.tensor)) for item in targets]
+
+    def obstacles(self) -> tuple[Obstacle, ...]:
+        """One for each; asked when nothing of ours holds a twin any more."""
+        if any(twin() is not None for _, twin in self._twins):
+            gc.collect()  # seldom, and an exception's frames may hold some
+        return tuple(
+            Obstacle("foreign", "", (), (name,), "what stood for it during the trace, which the loader keeps")
+            for name, twin in self._twins
+            if twin() is not None
+        )
+
+
+def note_shared_memory(
+    targets: Sequence[Target], described: Sequence[TracedTarget], recorder: Recorder
+) -> None:
+    """An obstacle for each pair of targets that were both written and lie in one memory as other dtypes.
+
+    Those of one dtype have one storage number, and coverage counts each of their elements.
+    """
+    sources: dict[int, list[int]] = {item.target: [] for item in recorder.fills}
+    for item in recorder.placements:
+        sources.setdefault(item.target, []).append(item.source)
+    spans: list[tuple[int, int, int, int]] = sorted(
+        (*_span(target.twin.live), number)
+        for number, target in enumerate(targets)
+        if number in sources and target.twin.live is not None and described[number].form == "live"
+    )
+    reach = (-1, 0, 0, 0)  # the one before that ends last
+    for span in spans:
+        (memory, _, end, one), (own, start, _, other) = reach, span
+        if memory == own and start < end and described[one].storage != described[other].storage:
+            what = f"{described[other].name} lies in its memory as {described[other].dtype}"
+            recorder.block("overwritten", "", sources[one] + sources[other], one, what)
+        if memory != own or span[2] > end:
+            reach = span
+
+
+def _span(live: Tensor) -> tuple[int, int, int]:
+    """Which memory, and from which byte to which; memory that was let go or is none is its storage's."""
+    base = 0 if live.is_meta else live.untyped_storage().data_ptr()
+    first = base + live.storage_offset() * live.element_size()
+    reach = extent(live.shape, live.stride()) * live.element_size()
+    return (0 if base else storage_key(live)), first, first + reach
