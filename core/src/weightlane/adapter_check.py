@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from weightlane.adapter_engine import AdapterWorkerEngine
-from weightlane.errors import Problem, near_names
+from weightlane.errors import MOST_WITH_NEAR_NAMES, Problem, near_names
 from weightlane.peft import parse_lora_name
 from weightlane.types import Phase
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from weightlane.receiver import ExpectedTensor
 
 _MOST_NAMED = 8
-_MOST_NEAR_NAMES = 20
 
 
 def check_adapter_tensors(
@@ -36,7 +35,7 @@ def check_adapter_tensors(
         parsed = parse_lora_name(tensor.name)
         if parsed is None or parsed.module not in sides:
             what = "it belongs to no target module of the adapter"
-            near = near_names(tensor.name, sides) if len(problems) < _MOST_NEAR_NAMES else ()
+            near = near_names(tensor.name, sides) if len(problems) < MOST_WITH_NEAR_NAMES else ()
             problems.append(Problem("adapter-tensor", tensor.name, what, near=near))
             continue
         sides[parsed.module].add(parsed.side)
@@ -51,7 +50,7 @@ def check_adapter_tensors(
     for module, found in sides.items():
         weight = weights.get(module)
         if weight is None:
-            near = near_names(module, weights) if len(problems) < _MOST_NEAR_NAMES else ()
+            near = near_names(module, weights) if len(problems) < MOST_WITH_NEAR_NAMES else ()
             what = f"{receiver} has no weight of this module, so that the adapter would bind to nothing there"
             problems.append(Problem("adapter-target", module, what, near=near))
         elif len(weight.shape) != 2:

@@ -150,13 +150,17 @@ class PlanError(WeightlaneError):
         super().__init__(f"{head}\n{body}\nNothing was sent; no receiver was touched.")
 
 
+MOST_WITH_NEAR_NAMES = 20
+"""Problems of one plan that look for near names: a wrong prefix makes every name one, and few tell all."""
+
+
 def near_names(name: str, candidates: Iterable[str], limit: int = 3) -> tuple[str, ...]:
-    """The `limit` candidates closest to `name`, best first.
+    """The `limit` candidates closest to `name`, best first; never that very name.
 
     Candidates with the same last part are looked at first, and a few hundred at most: comparing every name
     of a large model with every other would take hours.
     """
-    every = list(candidates)
+    every = [other for other in candidates if other != name]
     tail = name.rpartition(".")[2]
     alike = [other for other in every if other.rpartition(".")[2] == tail]
     for pool in (alike, every):

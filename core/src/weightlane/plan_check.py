@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from weightlane.buckets import ALIGNMENT, MOST_BUCKETS, MOST_SLOTS, wire_nbytes
-from weightlane.errors import Problem, near_names
+from weightlane.errors import MOST_WITH_NEAR_NAMES, Problem, near_names
 from weightlane.manifest import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from weightlane.receiver import ExpectedTensor
 
 _MOST_ELEMENTS = (1 << 63) - 1
-_MOST_NEAR_NAMES = 20  # a wrong prefix makes every name a problem; the first few near names tell enough
 
 
 def check_layout(plan: ReceivePlan) -> list[Problem]:
@@ -102,10 +101,10 @@ def check_against_expected(
         if name in wanted and wanted[name].shape != sent[name].shape
     ]
     for number, name in enumerate(extra):
-        near = near_names(name, missing) or near_names(name, wanted) if number < _MOST_NEAR_NAMES else ()
+        near = near_names(name, missing) or near_names(name, wanted) if number < MOST_WITH_NEAR_NAMES else ()
         problems.append(Problem("extra-name", name, f"{receiver} has no tensor of this name", near=near))
     for number, name in enumerate(missing):
-        near = near_names(name, extra) if number < _MOST_NEAR_NAMES else ()
+        near = near_names(name, extra) if number < MOST_WITH_NEAR_NAMES else ()
         what = f"{receiver} expects it and no trainer rank exports it"
         problems.append(Problem("missing-name", name, what, near=near))
     return problems

@@ -77,6 +77,10 @@ class WorkerDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     rules: NameRules = NameRules()
 
 
+UNKNOWN = "unknown"
+"""The rule of a name that reaches nothing, for the plan to refuse."""
+
+
 class NameEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where one exported tensor goes.
 

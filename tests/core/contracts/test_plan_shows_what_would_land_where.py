@@ -240,3 +240,21 @@ def test_diff_compares_two_versions_by_their_snapshots(
     status, document, _ = acme.run("diff", "torch", "1.0", "3.0", "--arch", "FakeForCausalLM", "--json")
     assert (status, document["error"]["type"]) == (1, "SelectionError")
     assert acme.run("diff", "acme", "1.0", "1.0", "--arch", "FakeForCausalLM")[0] == 2
+
+
+def test_a_stated_version_is_not_traced_by_another_one_that_is_installed(acme: Any) -> None:
+    acme.plugin.installed = "2.0"  # as facts tell a stated version; the model that is built is 1.0's
+    status, document, _ = acme.run("plan", str(acme.folder), "--engine", "acme", "--json")
+    assert (status, document["basis"], document["figures"]) == (0, "static rules", None)
+    assert "acme 1.0 is installed here and 2.0 is stated" in document["reason"]
+    assert "unset WEIGHTLANE_ASSUME_ACME_VERSION" in document["reason"]
+    acme.plugin.installed = "1.0+cpu"
+    _, document, _ = acme.run("plan", str(acme.folder), "--engine", "acme", "--json")
+    assert document["basis"] == "model built here"
+
+
+def test_static_rules_say_that_they_leave_lora_out(acme: Any) -> None:
+    acme.plugin.trace = lambda tensors: Untraced("it cannot be built without data")
+    _, document, _ = acme.run("plan", str(acme.folder), "--engine", "acme", "--lora", "--json")
+    assert document["basis"] == "static rules"
+    assert "static rules are those of an engine with LoRA off" in document["reason"]

@@ -91,7 +91,7 @@ def bring_code(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def change_engine(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    acme.plugin.installed = "1.0.1"
+    acme.plugin.installed = "1.0+other"
 
 
 def set_variable(acme: Any, monkeypatch: pytest.MonkeyPatch) -> None:

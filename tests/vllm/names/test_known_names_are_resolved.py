@@ -8,8 +8,9 @@ import pytest
 from name_cases import NAMESPACES, ROWS, recorded, right_answer
 
 from weightlane.manifest import Manifest, TensorSpec
+from weightlane.receiver import UNKNOWN
 from weightlane.types import Phase
-from weightlane_vllm.names import UNKNOWN, map_names
+from weightlane_vllm.names import map_names
 
 if TYPE_CHECKING:
     from weightlane.receiver import NameEntry

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from weightlane.manifest import Manifest, TensorSpec
-from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
+from weightlane.receiver import UNKNOWN, ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane.types import Phase
 from weightlane_vllm.mapper import NameMapper
-from weightlane_vllm.names import UNKNOWN, Resolved, map_names, resolve
+from weightlane_vllm.names import Resolved, map_names, resolve
 from weightlane_vllm.namespace import Namespace
 
 PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

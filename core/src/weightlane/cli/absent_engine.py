@@ -12,6 +12,7 @@ from weightlane.cli.receiver_look import Look
 from weightlane.contexts import MapNamesContext, TraceModelContext
 from weightlane.errors import ContractError, EngineError
 from weightlane.messages import WireTensor
+from weightlane.pins import assume_variable
 from weightlane.plan import wire_tensors
 from weightlane.plan_check import check_against_expected
 from weightlane.plan_problems import dtype_problems, duplicate_names
@@ -101,9 +102,10 @@ def look_at_absent(registry: Registry, wish: AbsentEngine, model: Path, tables_o
             selected.descriptor, facts, str(model), case.sources, wish.tensor_parallel, wish.lora
         )
         built = tables_of(registry, selected, context)
-        if not isinstance(built.tables, Untraced):
-            return _traced(case, built, built.tables)
-        untraced = built.tables
+        answer = _of_this_version(built.tables, facts)
+        if not isinstance(answer, Untraced):
+            return _traced(case, built, answer)
+        untraced = answer
     snapshot = find_contract(
         selected.descriptor,
         facts.version,
@@ -114,6 +116,21 @@ def look_at_absent(registry: Registry, wish: AbsentEngine, model: Path, tables_o
     if isinstance(snapshot, Untraced):
         return _by_rules(case, f"{untraced.reason}; {snapshot.reason}")
     return _assumed(case, snapshot, untraced.reason)
+
+
+def _of_this_version(
+    tables: tuple[PlacementTable, ...] | Untraced, facts: EngineFacts
+) -> tuple[PlacementTable, ...] | Untraced:
+    """The tables, unless they are of another version than the one that the user states."""
+    if isinstance(tables, Untraced):
+        return tables
+    traced = tables[0].key.engine_version
+    if traced.partition("+")[0] == facts.version.partition("+")[0]:
+        return tables
+    return Untraced(
+        f"{facts.engine} {traced} is installed here and {facts.version} is stated, so that its loader cannot "
+        f"be run; unset {assume_variable(facts.engine)} to ask the one that is installed"
+    )
 
 
 def look_at_snapshot(registry: Registry, wish: AbsentEngine, architecture: str) -> Look:
@@ -200,6 +217,8 @@ def _by_rules(case: _Case, why: str) -> Look:
     )
     context = MapNamesContext(case.selected.descriptor, case.facts, case.checkpoint.manifest, worker)
     entries = case.registry.call_map_names(case.selected, context)
+    if case.wish.lora:
+        why += "; static rules are those of an engine with LoRA off, whose names may be others"
     return _look(case, "static rules", "untraced", why, entries, _static_problems(case, entries))
 
 

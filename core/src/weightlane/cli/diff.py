@@ -12,7 +12,7 @@ from weightlane.cli.output import print_json, print_line, print_lines
 from weightlane.errors import SelectionError, UsageError, near_names
 from weightlane.registry import get_registry
 from weightlane.trace.contract_diff import Difference, contract_differences
-from weightlane.trace.contract_files import contract_name, known_contracts, read_contract
+from weightlane.trace.contract_files import contract_name, known_contracts, making_command, read_contract
 
 if TYPE_CHECKING:
     from weightlane.registry import Registry
@@ -67,7 +67,10 @@ def compare(registry: Registry, engine: str, versions: tuple[str, str], name: st
         UsageError: both versions are the same.
     """
     if versions[0] == versions[1]:
-        raise UsageError(f"{versions[0]} is compared with itself.", fix="Name two versions.")
+        raise UsageError(
+            f"{versions[0]} is compared with itself.",
+            fix="Name two versions.",
+        )
     descriptors = _with_contracts(registry, engine)
     before, after = (_read(descriptors, version, name) for version in versions)
     return Compared(
@@ -80,10 +83,13 @@ def _with_contracts(registry: Registry, engine: str) -> tuple[BackendDescriptor,
     found = {item.contracts: item for item in own if item.contracts}
     if not found:
         near = ", ".join(near_names(engine, registry.engines()))
+        written = f"Where {engine} is installed, {making_command(engine)} writes one for its plugin."
         raise SelectionError(
             f"No backend of {engine} has contract snapshots.",
             f"Near: {near}." if near else f"Engines with a backend: {', '.join(registry.engines())}.",
-            f"Install the plugin that serves {engine}." if not own else "",
+            f"Install the plugin that serves {engine}; `weightlane doctor` tells which there are."
+            if not own
+            else written,
         )
     return tuple(found.values())
 

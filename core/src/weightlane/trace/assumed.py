@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightlane.errors import Problem, near_names
+from weightlane.errors import MOST_WITH_NEAR_NAMES, Problem, near_names
 from weightlane.manifest import FLOATING
-from weightlane.receiver import NameEntry
-from weightlane.trace.entries import UNKNOWN
+from weightlane.receiver import UNKNOWN, NameEntry
 from weightlane.trace.patterns import fill, meant_by, numbered
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from weightlane.trace.contract import Contract
 
 ASSUMED = "assumed"
-_MOST_NEAR_NAMES = 20  # as in plan_check
 _MOST_NAMED = 6
 
 
@@ -85,7 +83,7 @@ def assumed_problems(contract: Contract, entries: Sequence[NameEntry], *, receiv
             problems.append(Problem("unconsumed", name, what))
             continue
         key = numbered(name)
-        near = near_names(key.pattern, patterns) if number < _MOST_NEAR_NAMES else ()
+        near = near_names(key.pattern, patterns) if number < MOST_WITH_NEAR_NAMES else ()
         filled = tuple(fill(pattern, key) for pattern in near)
         problems.append(Problem("extra-name", name, f"{said} has no such name", near=filled))
     return problems + _torn_groups(contract, entries, receiver)

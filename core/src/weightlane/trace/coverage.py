@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from weightlane.errors import Problem, near_names
+from weightlane.errors import MOST_WITH_NEAR_NAMES, Problem, near_names
 from weightlane.trace.geometry import Region
 from weightlane.trace.intervals import TooFineError, apart, count, tile
 from weightlane.trace.obstacle_problems import obstacle_problem
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _Placed: TypeAlias = "tuple[int, JointAxes]"
 """First element in the target's storage, and the axes of a placement there."""
-
-_MOST_NEAR_NAMES = 20  # as in plan_check: one wrong prefix makes every name a problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,7 @@ def coverage_problems(
     ]
     blocked = {name for table in tables for item in table.obstacles for name in item.sources}
     for number, source in enumerate(item for item in lost if item.canonical not in blocked):
-        problems.append(_unconsumed(source, tables, receiver, with_near=number < _MOST_NEAR_NAMES))
+        problems.append(_unconsumed(source, tables, receiver, with_near=number < MOST_WITH_NEAR_NAMES))
     stopped = {name for table in tables for item in table.obstacles for name in item.targets}
     names = [item.canonical for item in lost] + list(dropped)
     for table in tables:
@@ -168,7 +166,7 @@ def coverage_problems(
         incomplete = [item for item in target_coverage(table) if not item.complete]
         for number, target in enumerate(incomplete):
             if target.target.name not in stopped:
-                near = near_names(target.target.name, names) if number < _MOST_NEAR_NAMES else ()
+                near = near_names(target.target.name, names) if number < MOST_WITH_NEAR_NAMES else ()
                 problems.append(_incomplete(target, table, where, near))
     return list(dict.fromkeys(problems))
 

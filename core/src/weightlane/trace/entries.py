@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightlane.manifest import FLOATING
-from weightlane.receiver import NameEntry
+from weightlane.receiver import UNKNOWN, NameEntry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from weightlane.manifest import Manifest
     from weightlane.trace.table import Placement, PlacementTable, TracedSource
 
-UNKNOWN = "unknown"
 TRACED = "traced"
 
 

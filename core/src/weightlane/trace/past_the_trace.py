@@ -27,11 +27,11 @@ def note_unseen_writes(targets: Sequence[Target], recorder: Recorder) -> None:
 
     Such as through the array that `numpy()` gives.
     """
-    touched = {item.target for item in (*recorder.placements, *recorder.fills)}
+    touched = {item.target for item in recorder.placements} | {fill.target for fill in recorder.fills}
     named = {name for item in recorder.obstacles for name in item.targets}
-    for number, item in enumerate(targets):
-        twin, model = item.twin.tensor, item.twin.model
-        if twin.is_meta or model.is_meta or number in touched or item.names[0] in named:
+    for number, target in enumerate(targets):
+        twin, model = target.twin.tensor, target.twin.model
+        if twin.is_meta or model.is_meta or number in touched or target.names[0] in named:
             continue
         if not torch.equal(twin, model):
             recorder.block("computed", "", [], number, "through no operator of torch, as through numpy")
@@ -82,6 +82,6 @@ def note_shared_memory(
 def _span(live: Tensor) -> tuple[int, int, int]:
     """Which memory, and from which byte to which; memory that was let go or is none is its storage's."""
     base = 0 if live.is_meta else live.untyped_storage().data_ptr()
-    first = base + live.storage_offset() * live.element_size()
+    first = base + int(live.storage_offset()) * live.element_size()
     reach = extent(live.shape, live.stride()) * live.element_size()
     return (0 if base else storage_key(live)), first, first + reach

@@ -77,7 +77,7 @@ def _patch() -> None:
 def _unpatch() -> None:
     with _LOCK:
         if not _FOLLOWED:
-            threading.Thread.start = _STARTS.pop()  # type: ignore[method-assign]
+            threading.Thread.start = _STARTS.pop()  # type: ignore[method-assign,assignment]
 
 
 def _start_followed(thread: threading.Thread) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from weightlane.manifest import FLOATING, Manifest
-from weightlane.receiver import NameEntry, WorkerDescription
+from weightlane.receiver import UNKNOWN, NameEntry, WorkerDescription
 from weightlane_sglang.spelling import landing, plain_name
 
-UNKNOWN = "unknown"
 CHECKPOINT_NAME = "checkpoint name, fused and sharded by the server's loader"
 
 

@@ -21,29 +21,34 @@ def trace_model(context: TraceModelContext) -> tuple[PlacementTable, ...] | Untr
     """One table per worker of a vLLM of this process's version that would run `context.model`."""
     if not installed_version(DISTRIBUTIONS):
         return Untraced("vLLM is not installed in this process, so its model class cannot be built")
+    from weightlane_vllm.tracing import table_key, trace_of
+
     tables: list[PlacementTable] = []
     for rank in range(context.tensor_parallel):
-        try:
-            tables.append(_trace_rank(context, rank))
-        except Exception as error:  # noqa: BLE001 - whatever the engine's own constructors raise
-            first = (str(error).splitlines() or [""])[0][:300]
-            what = "with LoRA wrappers " if context.lora else ""
-            return Untraced(
-                f"vLLM's model cannot be built {what}on the meta device for worker {rank} of "
-                f"{context.tensor_parallel}: {type(error).__name__}: {first}"
-            )
+        with contextlib.ExitStack() as place:
+            try:
+                model, config = _built(context, rank, place)
+            except Exception as error:  # noqa: BLE001 - whatever the engine's own constructors raise
+                first = (str(error).splitlines() or [""])[0][:300]
+                what = "with LoRA wrappers " if context.lora else ""
+                return Untraced(
+                    f"vLLM's model cannot be built {what}on the meta device for worker {rank} of "
+                    f"{context.tensor_parallel}: {type(error).__name__}: {first}"
+                )
+            # What the trace itself raises is a defect, not a property of the model, and is not caught.
+            tables.append(trace_of(model, table_key(config, worker=rank), context.tensors))
     return tuple(tables)
 
 
-def _trace_rank(context: TraceModelContext, rank: int) -> PlacementTable:
+def _built(context: TraceModelContext, rank: int, place: contextlib.ExitStack) -> tuple[nn.Module, Any]:
+    """The model and its configuration, as worker `rank` has them until `place` ends."""
     from weightlane_vllm.one_rank import clean_process, place_of_rank
-    from weightlane_vllm.tracing import table_key, trace_of
 
-    with clean_process(), place_of_rank(rank, context.tensor_parallel):
-        config = engine_config(context)
-        config.parallel_config.rank = rank
-        model = build_on_meta(config)
-        return trace_of(model, table_key(config, worker=rank), context.tensors)
+    place.enter_context(clean_process())
+    place.enter_context(place_of_rank(rank, context.tensor_parallel))
+    config = engine_config(context)
+    config.parallel_config.rank = rank
+    return build_on_meta(config), config
 
 
 def engine_config(context: TraceModelContext) -> Any:

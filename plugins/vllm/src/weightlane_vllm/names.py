@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightlane.manifest import FLOATING, Manifest
-from weightlane.receiver import NameEntry, WorkerDescription
+from weightlane.receiver import UNKNOWN, NameEntry, WorkerDescription
 from weightlane_vllm.namespace import Landing, Namespace
 from weightlane_vllm.wrapped import needs_spelling, spell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-UNKNOWN = "unknown"
 
 OLDER_SPELLINGS = (("model.language_model.", "model."), ("model.visual.", "visual."))
 """transformers 4.52 moved both towers of vision models below `model.`
