@@ -149,8 +149,7 @@ def test_what_is_dropped_lost_or_refused_says_so(
 def test_a_snapshot_answers_where_there_is_no_table(
     known: Known, fake_config: Callable[..., Any], contract_of: Callable[..., Contract]
 ) -> None:
-    contract = contract_of(fake_config())
-    assumed = Known(RECEIVER, known.tensors, {}, contract=contract)
+    assumed = Known(RECEIVER, (), {}, contract=contract_of(fake_config()))
     far = explain("model.layers.40.mlp.experts.90.up_proj.weight", assumed)
     assert far.rule == "snapshot of acme 1.0 FakeForCausalLM, plain names"
     assert far.routes[0].target == "model.layers.40.mlp.experts.w13_weight"
@@ -165,3 +164,31 @@ def test_a_snapshot_answers_where_there_is_no_table(
     untraced = explain(Q, Known(RECEIVER, known.tensors, {}))
     assert untraced.verdict == "unknown"
     assert "untraced" in said(untraced)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        (Q.replace("layers.1", "layers.7"), "There is no layer 7 here: the last one is 1."),
+        (QKV.replace("layers.1", "layers.7"), "There is no layer 7 here: the last one is 1."),
+        (UP.replace("experts.2", "experts.64"), "There is no expert 64 here: the last one is 3."),
+        (
+            f"base_model.model.{Q}".replace("layers.1", "layers.7").replace("weight", "lora_A.weight"),
+            "There is no layer 7 here: the last one is 1.",
+        ),
+    ],
+)
+def test_a_number_beyond_the_checkpoint_lands_nowhere(known: Known, name: str, missing: str) -> None:
+    answer = explain(name, known)
+    assert (answer.verdict, answer.says[0]) == ("unknown", missing)
+
+
+def test_a_snapshot_stands_for_no_more_layers_than_the_checkpoint_has(
+    known: Known, fake_config: Callable[..., Any], contract_of: Callable[..., Contract]
+) -> None:
+    contract, far = contract_of(fake_config()), Q.replace("layers.1", "layers.7")
+    assumed = Known(RECEIVER, known.tensors, {}, contract=contract)
+    assert explain(Q, assumed).verdict == "placed"
+    assert explain(far, assumed).verdict == "unknown"
+    # Without a checkpoint the snapshot's words hold for any number of layers.
+    assert explain(far, Known(RECEIVER, (), {}, contract=contract)).verdict == "placed"

@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from weightlane.errors import near_names
+from weightlane.trace.beyond import beyond
 from weightlane.trace.boxes import SAME_ORDER, Box, Landing, landings
 from weightlane.trace.coverage import target_coverage
 from weightlane.trace.explain_contract import explain_by_contract
@@ -64,6 +65,12 @@ def explain(name: str, known: Known) -> Explanation:
     targets = {held: item for table in known.tables for item in table.targets for held in _names(item)}
     if name in targets:
         return _of_target(name, targets[name], known)
+    held = {spec.name: None for spec in known.tensors}
+    missing = beyond(name, [*held, *sources, *targets])
+    if missing:
+        near = near_names(name, [*held, *sources, *targets])
+        says = (missing, "A name that is in neither would land nowhere: correct its number.")
+        return Explanation(name, "unknown", "unknown", says, near=near)
     if not known.tables and known.contract is not None:
         found = explain_by_contract(name, known.contract, known.receiver)
         if found is not None:
@@ -71,7 +78,6 @@ def explain(name: str, known: Known) -> Explanation:
     lora = explain_lora(name, known.tables, known.contract, lora=known.lora, receiver=known.receiver)
     if lora is not None:
         return Explanation(name, "lora", lora.verdict, lora.says, lora.rule, near=lora.near)
-    held = {spec.name for spec in known.tensors}
     if name in held:
         says = f"The checkpoint has it; where {known.receiver} puts it is not known, since it is untraced."
         return Explanation(name, "checkpoint", "unknown", (says,))
