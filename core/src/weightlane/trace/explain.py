@@ -69,8 +69,8 @@ def explain(name: str, known: Known) -> Explanation:
     missing = beyond(name, [*held, *sources, *targets])
     if missing:
         near = near_names(name, [*held, *sources, *targets])
-        says = (missing, "A name that is in neither would land nowhere: correct its number.")
-        return Explanation(name, "unknown", "unknown", says, near=near)
+        answer = (missing, "A name that is in neither would land nowhere: correct its number.")
+        return Explanation(name, "unknown", "unknown", answer, near=near)
     if not known.tables and known.contract is not None:
         found = explain_by_contract(name, known.contract, known.receiver)
         if found is not None:
