@@ -47,7 +47,7 @@ class LowRank:
         if not self.magnitudes:
             return changed
         norms = linalg.vector_norm(base + delta, dim=0 if self.transposed else 1)
-        factor = (_like(sources[2], base).reshape(-1) / norms).view(-1, 1)
+        factor: Tensor = (_like(sources[2], base).reshape(-1) / norms).view(-1, 1)
         return changed * (factor.T if self.transposed else factor)
 
 
