@@ -21,12 +21,13 @@ from weightlane.torch_trainer.describe import describe
 from weightlane.torch_trainer.export import TorchStream
 from weightlane.torch_trainer.modules import named_tensors
 from weightlane.torch_trainer.plugin import TORCH
-from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
+
+    from weightlane.types import Phase
 
 SIZES = {
     "vocab_size": 64,

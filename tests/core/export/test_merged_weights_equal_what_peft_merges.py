@@ -1,4 +1,4 @@
-"""The functional merge against peft's own `merge_and_unload`: float32 bit for bit, the live model untouched."""
+"""The functional merge against peft's own `merge_and_unload`: bit for bit, the live model untouched."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_bfloat16_is_rounded_once_where_peft_rounds_twice() -> None:
         merged_by_peft(model),
         made(model.float(), Phase.MERGED),
     )
-    off = {which: 0.0 for which in ("mine", "theirs")}
+    off = dict.fromkeys(("mine", "theirs"), 0.0)
     for name, tensor in exact.items():
         off["mine"] += float((mine[name].float() - tensor).abs().sum())
         off["theirs"] += float((theirs[name].float() - tensor).abs().sum())
