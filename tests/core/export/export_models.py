@@ -33,7 +33,7 @@ SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
@@ -73,7 +73,7 @@ def deepseek_v3() -> Any:
 
     sizes = {
         **SIZES, "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4,
-        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+        "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 0,
         "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
     }  # fmt: skip
     return _built(DeepseekV3ForCausalLM, DeepseekV3Config(**sizes))
@@ -162,7 +162,7 @@ def export_of(model: Any, phase: Phase, **options: Any) -> ExportContext:
     return ExportContext(TORCH, model, phase, 0, 1, options)
 
 
-def stream_of(export: ExportContext, bucket_bytes: int = 4096) -> tuple[Manifest, TorchStream]:
+def stream_of(export: ExportContext, bucket_bytes: int = 2048) -> tuple[Manifest, TorchStream]:
     manifest, problems = merge_rank_manifests([describe(export)])
     assert manifest is not None, problems
     entries = tuple(NameEntry(spec.name, spec.name, spec.dtype) for spec in manifest.tensors)

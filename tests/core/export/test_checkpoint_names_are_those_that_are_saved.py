@@ -58,10 +58,10 @@ def test_some_of_these_models_have_other_names_in_memory() -> None:
 def test_each_experts_part_is_taken_from_where_it_lies() -> None:
     model = qwen3_moe()
     mine = made(model, Phase.FULL)
-    fused = model.state_dict()["model.layers.1.mlp.experts.gate_up_proj"]
+    fused = model.state_dict()["model.layers.0.mlp.experts.gate_up_proj"]
     rows = fused.shape[1] // 2
     for expert in range(len(fused)):
-        where = f"model.layers.1.mlp.experts.{expert}"
+        where = f"model.layers.0.mlp.experts.{expert}"
         assert torch.equal(mine[f"{where}.gate_proj.weight"], fused[expert, :rows])
         assert torch.equal(mine[f"{where}.up_proj.weight"], fused[expert, rows:])
 

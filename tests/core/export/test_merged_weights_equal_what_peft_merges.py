@@ -179,7 +179,7 @@ def test_what_rounding_takes_from_an_update_is_told() -> None:
         with loss.measured():
             made(model, Phase.MERGED)
         made(model, Phase.MERGED)  # not measured
-        assert loss.tensors == 6
+        assert loss.tensors == 3
         lost[dtype] = loss.update_lost
     assert lost[torch.float32] == 0
     assert lost[torch.bfloat16] is not None

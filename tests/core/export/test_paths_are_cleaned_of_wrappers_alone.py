@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -24,15 +23,20 @@ class FakeModule(nn.Module):
             self.add_module(word, nn.Linear(2, 2, bias=False))
 
 
+def in_fake(name: str, child: str, module: nn.Module) -> nn.Module:
+    """FSDP 1's class needs ranks to be made, and torch.compile a second: what is read of a wrapper is its
+    name, its package and its child."""
+    wrapper = type(name, (nn.Module,), {"__module__": "torch.wrappers"})()
+    wrapper.add_module(child, module)
+    return wrapper
+
+
 def in_fsdp(module: nn.Module) -> nn.Module:
-    """FSDP 1's class needs ranks to be made; what is read of it is its name, its package and its child."""
-    fsdp = type("FullyShardedDataParallel", (nn.Module,), {"__module__": "torch.distributed.fsdp"})()
-    fsdp.add_module("_fsdp_wrapped_module", module)
-    return fsdp
+    return in_fake("FullyShardedDataParallel", "_fsdp_wrapped_module", module)
 
 
-def in_all(module: nn.Module) -> Any:
-    return in_fsdp(torch.compile(checkpoint_wrapper(module), backend="eager"))
+def in_all(module: nn.Module) -> nn.Module:
+    return in_fsdp(in_fake("OptimizedModule", "_orig_mod", checkpoint_wrapper(module)))
 
 
 def test_a_models_own_modules_keep_their_names() -> None:

@@ -60,7 +60,7 @@ def test_ex_07_blocks_keep_their_prefixes_and_one_name_twice_is_an_error() -> No
     attention = {"q": nn.Linear(2, 2, bias=False)}
     blocks = [nn.ModuleDict({"attn": nn.ModuleDict(attention)}) for _ in given["blocks"]]
     assert list(made(nn.ModuleDict({"blocks": nn.ModuleList(blocks)}), Phase.FULL)) == wanted["result"]
-    model = wrapped(llama(num_hidden_layers=1))
+    model = wrapped(llama())
     inner = model.base_model.model
     inner.original_head = inner.lm_head  # no wrapper of peft's: a second place of one tensor, two names
     assert "original_head.weight" in made(model, Phase.MERGED)

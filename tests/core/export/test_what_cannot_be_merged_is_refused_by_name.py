@@ -77,7 +77,7 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_layer_that_computes_otherwise_is_refused(change: str) -> None:
-    model = wrapped(llama(num_hidden_layers=1))
+    model = wrapped(llama())
     recipes_of(model, Phase.MERGED)
     spoil, told = CHANGES[change]
     spoil(model)
@@ -88,14 +88,14 @@ def test_a_layer_that_computes_otherwise_is_refused(change: str) -> None:
 @pytest.mark.requirement("R8")
 @pytest.mark.parametrize("spoil", [fake_quantised, fake_quantised_by_attribute])
 def test_lora_on_fake_quantised_weights_is_refused(spoil: Callable[[Any], None]) -> None:
-    model = wrapped(llama(num_hidden_layers=1))
+    model = wrapped(llama())
     spoil(model)
     with pytest.raises(ExportError, match=r"is trained with fake quantisation.*cannot be merged"):
         recipes_of(model, Phase.MERGED)
 
 
 def test_a_base_with_an_adapter_in_it_is_no_base() -> None:
-    model = wrapped(llama(num_hidden_layers=1))
+    model = wrapped(llama())
     merged_now(model)
     with pytest.raises(ExportError, match="merged into its base weight now"):
         recipes_of(model, Phase.BASE)
@@ -106,7 +106,7 @@ def test_kinds_of_adapters_other_than_lora_are_refused() -> None:
 
     with quiet():
         model = get_peft_model(
-            llama(num_hidden_layers=1),
+            llama(),
             IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
         )
     with pytest.raises(ExportError, match=r"k_proj is peft's Linear \(peft\.tuners\.ia3\.layer\)"):
@@ -114,13 +114,13 @@ def test_kinds_of_adapters_other_than_lora_are_refused() -> None:
 
 
 def test_trained_rows_of_an_embedding_are_refused() -> None:
-    model = wrapped(llama(num_hidden_layers=1), trainable_token_indices={"embed_tokens": [1, 2]})
+    model = wrapped(llama(), trainable_token_indices={"embed_tokens": [1, 2]})
     with pytest.raises(ExportError, match=r"model\.embed_tokens has rows .*trainable_token_indices"):
         recipes_of(model, Phase.MERGED)
 
 
 def test_each_phase_says_which_mode_serves_a_model_instead() -> None:
-    model, plain = wrapped(llama(num_hidden_layers=1)), llama(num_hidden_layers=1)
+    model, plain = wrapped(llama()), llama()
     with pytest.raises(ExportError, match=r"q_proj is a layer of peft's.*Use mode merged .*or mode adapter"):
         recipes_of(model, Phase.FULL)
     with pytest.raises(ExportError, match=r"LlamaForCausalLM has no adapter to merge.*Use mode full"):
@@ -134,14 +134,14 @@ def test_each_phase_says_which_mode_serves_a_model_instead() -> None:
 
 
 def test_an_adapter_that_is_not_there_is_refused_with_the_near_one() -> None:
-    model = wrapped(llama(num_hidden_layers=1))
+    model = wrapped(llama())
     with pytest.raises(ExportError, match=r"has no adapter 'defaul'.*Use 'default'"):
         describe(export_of(model, Phase.MERGED, adapter="defaul"))
     assert describe(export_of(model, Phase.MERGED, adapter="default")).tensors
 
 
 def test_a_matrix_that_the_trainer_lacks_is_named() -> None:
-    model = wrapped(llama(num_hidden_layers=1))
+    model = wrapped(llama())
     sources = sources_of(model)
     lost = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.default.weight"
     del sources[lost]
@@ -151,7 +151,7 @@ def test_a_matrix_that_the_trainer_lacks_is_named() -> None:
 
 def test_facts_are_enough_tensors_are_not_read() -> None:
     """A sharded trainer's own parameters are no weights: with all of them on meta, recipes are the same."""
-    model = wrapped(llama(num_hidden_layers=1), target_modules=[*TARGETS, "embed_tokens"], use_dora=True)
+    model = wrapped(llama(), target_modules=[*TARGETS, "embed_tokens"], use_dora=True)
     sources = sources_of(model)
     mine = recipes(model, sources, Phase.MERGED)
     theirs = recipes(model.to("meta"), sources, Phase.MERGED)

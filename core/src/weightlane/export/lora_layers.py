@@ -59,7 +59,7 @@ def changes_of(
                 changes.append(_of_parameter(layer, adapter, scaling, base, sources))
         elif leaf == "weight":
             changes.append(_of_weight(layer, kind, adapter, scaling))
-        if leaf == "bias" and module.lora_bias.get(adapter):
+        if leaf == "bias" and _trains_bias(module, adapter):
             changes.append(Change(BiasStep(scaling), (f"{layer.path}.lora_B.{adapter}.bias",)))
     absent = [key for change in changes for key in change.keys if key not in sources]
     if absent:
@@ -96,7 +96,7 @@ def require_mergeable(layer: PeftLayer, adapters: Sequence[str]) -> None:
                 "How it changes the weight is not known here.",
                 _FULL,
             )
-        if module.lora_bias.get(adapter) and getattr(_innermost(module), "bias", None) is None:
+        if _trains_bias(module, adapter) and getattr(_innermost(module), "bias", None) is None:
             raise ExportError(
                 f"{layer.path} trains a bias in adapter {adapter}, and its base has none.",
                 "A merged weight has no place for it.",
@@ -212,6 +212,10 @@ def _of_parameter(
             "Report this with the version of peft.",
         )
     return Change(ExpertLowRank(scaling, base.shape[0], rows_in), keys)
+
+
+def _trains_bias(module: Any, adapter: str) -> bool:
+    return bool(getattr(module, "lora_bias", {}).get(adapter))  # peft before 0.14 knows none
 
 
 def _innermost(module: Any) -> Any:

@@ -16,7 +16,7 @@ from weightlane.export.lora_layers import (
     require_unmerged,
 )
 from weightlane.export.paths import walk
-from weightlane.export.places import adapter_configs, is_copy_holder, is_layer, place_of
+from weightlane.export.places import active_adapters, adapter_configs, is_copy_holder, is_layer, place_of
 from weightlane.export.rounding import note_merge
 from weightlane.manifest import FLOATING
 
@@ -150,7 +150,7 @@ def _counts_in_merge(place: Place, adapter: str | None) -> bool:
                 "The trainer computes with the original, and what the engine is to serve cannot be told.",
                 "Sync outside disable_adapter().",
             )
-        chosen = adapter if adapter is not None else next(iter(holder.active_adapters), "")
+        chosen = adapter if adapter is not None else next(iter(active_adapters(holder)), "")
         trained = chosen in holder._modules["modules_to_save"]._modules
         return place.adapter == chosen if place.part == "copy" else not trained
     return place.part == "base"
@@ -161,7 +161,7 @@ def _changes(
 ) -> tuple[Change, ...]:
     changes: list[Change] = []
     for layer in reversed(place.layers):
-        adapters = (adapter,) if adapter is not None else tuple(layer.module.active_adapters)
+        adapters = (adapter,) if adapter is not None else active_adapters(layer.module)
         if layer.path not in checked:
             require_mergeable(layer, adapters)
             checked.add(layer.path)

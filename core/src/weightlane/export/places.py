@@ -58,6 +58,12 @@ def is_copy_holder(module: Any) -> bool:
     return is_a(module, "AuxiliaryTrainingWrapper", "peft") or is_a(module, "ModulesToSaveWrapper", "peft")
 
 
+def active_adapters(module: Any) -> tuple[str, ...]:
+    """Which adapters a layer, or a holder of a trained copy, computes with now."""
+    found = module.active_adapter
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
 def place_of(model: Any, key: str) -> Place:
     """Follows a cleaned key through the module tree."""
     return _Walk(model).follow(key.split("."))
