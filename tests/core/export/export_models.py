@@ -115,7 +115,7 @@ def step(model: Any, *, seed: int, size: float = 0.1) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ".lora_" in name or ".modules_to_save." in name:
+            if any(part in name for part in (".lora_", ".modules_to_save.", "_tokens_delta.")):
                 noise = torch.randn(parameter.shape, generator=generator) * size
                 parameter.add_(noise.to(parameter.dtype))
 

@@ -43,6 +43,7 @@ FEATURES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
         lambda: llama(attention_bias=True),
         {"target_modules": ["q_proj"], "lora_bias": True},
     ),
+    "trained rows": (llama, {"trainable_token_indices": {"embed_tokens": [1, 5]}}),
     "modules to save": (llama, {"modules_to_save": ["lm_head"]}),
     "transposed": (gpt2, CONV1D),
     "transposed with a bias": (gpt2, {**CONV1D, "lora_bias": True}),
@@ -141,6 +142,10 @@ def test_a_trained_copy_unties_what_was_tied() -> None:
     tied = wrapped(llama(tie_word_embeddings=True))
     aliases = {recipe.name: recipe.alias_of for recipe in recipes_of(tied, Phase.MERGED) if recipe.alias_of}
     assert aliases == {"lm_head.weight": "model.embed_tokens.weight"}
+    rows = wrapped(llama(tie_word_embeddings=True), trainable_token_indices={"embed_tokens": [1, 5]})
+    assert [recipe.alias_of for recipe in recipes_of(rows, Phase.MERGED) if recipe.alias_of] == list(
+        aliases.values()
+    )
     for config in ({"modules_to_save": ["lm_head"]}, {"target_modules": ["q_proj", "lm_head"]}):
         untied = wrapped(llama(tie_word_embeddings=True), **config)
         assert not [recipe.name for recipe in recipes_of(untied, Phase.MERGED) if recipe.alias_of]

@@ -113,12 +113,6 @@ def test_kinds_of_adapters_other_than_lora_are_refused() -> None:
         recipes_of(model, Phase.MERGED)
 
 
-def test_trained_rows_of_an_embedding_are_refused() -> None:
-    model = wrapped(llama(), trainable_token_indices={"embed_tokens": [1, 2]})
-    with pytest.raises(ExportError, match=r"model\.embed_tokens has rows .*trainable_token_indices"):
-        recipes_of(model, Phase.MERGED)
-
-
 def test_each_phase_says_which_mode_serves_a_model_instead() -> None:
     model, plain = wrapped(llama()), llama()
     with pytest.raises(ExportError, match=r"q_proj is a layer of peft's.*Use mode merged .*or mode adapter"):

@@ -95,6 +95,22 @@ class BiasStep:
         return now + _like(sources[0], base) * self.scaling
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of an embedding that are trained by themselves, of shape (tokens, columns); they take the place of
+    the base's."""
+
+    rows: tuple[int, ...]
+    matrices = 1
+
+    def added(self, now: Tensor, base: Tensor, sources: Sequence[Tensor]) -> Tensor:
+        """`now` with these rows."""
+        import torch
+
+        index = torch.tensor(self.rows, device=now.device)
+        return now.index_copy(0, index, _like(sources[0], base))
+
+
 def wide_dtype(own: dtype) -> dtype:
     """What a weight of this dtype is merged in."""
     import torch

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import ExportError
-from weightlane.export.deltas import BiasStep, ExpertLowRank, LowRank
+from weightlane.export.deltas import BiasStep, ExpertLowRank, LowRank, TokenRows
 from weightlane.export.paths import own_class
 
 if TYPE_CHECKING:
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 _LORA = "peft.tuners.lora.layer"
 _KINDS = ("Linear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "ParamWrapper")
-_DORA = ("DoraLinearVariant", "DoraEmbeddingVariant")
+_TOKENS = "TrainableTokensLayer"
+_VARIANTS = (
+    "DoraLinearVariant",
+    "DoraEmbeddingVariant",
+    # These differ in how they train; what they add to a weight is plain LoRA's.
+    "VeloraLinearVariant",
+    "MiCALinearVariant",
+    "MiCAEmbeddingVariant",
+)
 _FULL = "Train it with plain LoRA, or merge it in the trainer and use mode full."
 _QAT = re.compile(r"(^|[._])qat([._]|$)|fake_?quant|^QAT", re.IGNORECASE)
 
@@ -27,7 +35,7 @@ _QAT = re.compile(r"(^|[._])qat([._]|$)|fake_?quant|^QAT", re.IGNORECASE)
 class Change:
     """One step of a merge and the keys of the tensors that it takes."""
 
-    step: LowRank | ExpertLowRank | BiasStep
+    step: LowRank | ExpertLowRank | BiasStep | TokenRows
     keys: tuple[str, ...]
 
 
@@ -48,10 +56,12 @@ def changes_of(
     """
     kind = _kind(layer)
     module = layer.module
-    held = module.lora_embedding_A if kind == "Embedding" else module.lora_A
     changes: list[Change] = []
-    for adapter in adapters:
-        if adapter not in held:
+    for adapter in _of_layer(layer, kind, adapters):
+        if kind == _TOKENS:
+            if leaf == "weight":
+                rows = tuple(int(row) for row in module.token_indices[adapter])
+                changes.append(Change(TokenRows(rows), (f"{layer.path}.trainable_tokens_delta.{adapter}",)))
             continue
         scaling = float(module.scaling[adapter])
         if kind == "ParamWrapper":
@@ -78,9 +88,7 @@ def require_mergeable(layer: PeftLayer, adapters: Sequence[str]) -> None:
     """
     module = layer.module
     require_unmerged(layer)
-    kind = _kind(layer)
-    held = module.lora_embedding_A if kind == "Embedding" else module.lora_A
-    mine = [adapter for adapter in adapters if adapter in held]
+    mine = _of_layer(layer, _kind(layer), adapters)
     if mine and getattr(module, "disable_adapters", False):
         raise ExportError(
             f"The adapters of {layer.path} are switched off now.",
@@ -90,7 +98,7 @@ def require_mergeable(layer: PeftLayer, adapters: Sequence[str]) -> None:
     require_plain_base(layer)
     for adapter in mine:
         variant = getattr(module, "lora_variant", {}).get(adapter)
-        if variant is not None and type(variant).__name__ not in _DORA:
+        if variant is not None and type(variant).__name__ not in _VARIANTS:
             raise ExportError(
                 f"{layer.path} has adapter {adapter} of the kind {type(variant).__name__}.",
                 "How it changes the weight is not known here.",
@@ -161,11 +169,20 @@ def _kind(layer: PeftLayer) -> str:
     cls = own_class(layer.module)
     if cls.__module__ == _LORA and cls.__name__ in _KINDS:
         return cls.__name__
+    if cls.__module__ == "peft.tuners.trainable_tokens.layer" and cls.__name__ == _TOKENS:
+        return _TOKENS
     raise ExportError(
         f"{layer.path} is peft's {cls.__name__} ({cls.__module__}).",
         f"Only {', '.join(_KINDS)} of peft's LoRA can be merged here.",
         _FULL,
     )
+
+
+def _of_layer(layer: PeftLayer, kind: str, adapters: Sequence[str]) -> list[str]:
+    """Those of the adapters that the layer has."""
+    matrices = {"Embedding": "lora_embedding_A", _TOKENS: "trainable_tokens_delta"}.get(kind, "lora_A")
+    held = getattr(layer.module, matrices)
+    return [adapter for adapter in adapters if adapter in held]
 
 
 def _of_weight(layer: PeftLayer, kind: str, adapter: str, scaling: float) -> Change:

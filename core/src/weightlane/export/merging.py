@@ -111,20 +111,25 @@ def _tensors(
     sources: Mapping[str, Source], places: Mapping[str, Place], adapter: str | None, *, merge: bool
 ) -> list[Held]:
     found: dict[str, Held] = {}
-    owners: dict[int, str] = {}
+    owners: dict[object, str] = {}
     checked: set[str] = set()
     for key, place in places.items():
         if not (_counts_in_merge(place, adapter) if merge else place.part in ("base", "original")):
             continue
         changes = _changes(key, place, adapter, sources, checked) if merge else ()
         source = sources[key]
+        owner = place.name
+        if place.held is not None:
+            # Tied weights stay tied where the same is added to both.
+            added = [(change.step, _identities(change, places)) for change in changes]
+            owner = owners.setdefault((id(place.held), tuple(added)), place.name)
+        tied_to = "" if owner == place.name else owner
         if changes:
             keys = (key, *(item for change in changes for item in change.keys))
             step = Merge(changes)
-            held = Held(place.name, source.shape, source.dtype, keys, step, step.one)
+            held = Held(place.name, source.shape, source.dtype, keys, step, step.one, tied_to)
         else:
-            owner = place.name if place.held is None else owners.setdefault(id(place.held), place.name)
-            held = plain(place.name, source, "" if owner == place.name else owner)
+            held = plain(place.name, source, tied_to)
         if place.name in found:
             raise ExportError(
                 f"{found[place.name].sources[0]} and {key} are both {place.name} without peft's names.",
@@ -135,13 +140,12 @@ def _tensors(
     return list(found.values())
 
 
+def _identities(change: Change, places: Mapping[str, Place]) -> tuple[object, ...]:
+    found = [places[key].held for key in change.keys]
+    return tuple(key if one is None else id(one) for key, one in zip(change.keys, found, strict=True))
+
+
 def _counts_in_merge(place: Place, adapter: str | None) -> bool:
-    if place.part == "tokens":
-        raise ExportError(
-            f"{place.name} has rows that are trained beside it ({place.leaf}).",
-            "Rows of an embedding (trainable_token_indices) are not merged here yet.",
-            "Train the whole embedding (modules_to_save), or merge in the trainer and use mode full.",
-        )
     if place.part in ("original", "copy") and place.holder is not None:
         holder = place.holder.module
         if getattr(holder, "disable_adapters", False):

@@ -15,9 +15,10 @@ from weightlane.export.paths import is_a, own_class, unwrapped
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Part = Literal["base", "adapter", "original", "copy", "tokens"]
-"""`original` is what `modules_to_save` keeps of the base, `copy` the copy that it trains; `tokens` belongs to
-trained rows of an embedding."""
+Part = Literal["base", "adapter", "original", "copy"]
+"""`original` is what `modules_to_save` keeps of the base, `copy` the copy that it trains."""
+
+_TOKENS = "token_adapter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ class _Walk:
             module = self._module = None if self._module is None else unwrapped(self._module)
             if module is None:  # below a tensor that no module holds: a state dict's own affair
                 self._names.append(part)
-            elif is_copy_holder(module) and part != "original_module":
-                return self._beside(parts[number:])
+            elif is_copy_holder(module) and part == "modules_to_save":
+                return self._copy(parts[number:])
             elif is_layer(module) and part != "base_layer":
                 return self._of_adapter(parts[number:])
             else:
@@ -126,7 +127,8 @@ class _Walk:
         if is_layer(self._module):
             self._layers.append(PeftLayer(".".join(self._path), self._module))
         elif is_copy_holder(self._module):
-            self._part, self._beside_of = "original", self._holder()
+            if part != _TOKENS:  # that one is a layer of its own, around the embedding
+                self._part, self._beside_of = "original", self._holder()
         elif _peft_root_step(self._module) != part:
             self._names.append(part)
         self._descend(part)
@@ -146,19 +148,21 @@ class _Walk:
 
     def _of_adapter(self, rest: list[str]) -> Place:
         """`lora_A.NAME.weight` below a layer: an adapter's name is one segment, as peft itself demands."""
+        holder, module = self._holder(), self._module
+        for part in rest[:-1]:
+            module = None if module is None else module._modules.get(part)
         return Place(
             ".".join(self._names),
             "adapter",
             tuple(self._layers),
             adapter=rest[1] if len(rest) > 1 else "",
             leaf=".".join([rest[0], *rest[2:]]),
-            holder=self._holder(),
+            held=None if module is None else module._parameters.get(rest[-1]),
+            holder=holder,
         )
 
-    def _beside(self, rest: list[str]) -> Place:
+    def _copy(self, rest: list[str]) -> Place:
         holder = self._holder()
-        if rest[0] != "modules_to_save" or len(rest) < 3:
-            return Place(".".join(self._names), "tokens", leaf=".".join(rest), holder=holder)
         for part in rest[:2]:
             self._descend(part)
         below = _Walk(self._module).follow(rest[2:])

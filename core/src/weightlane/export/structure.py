@@ -55,6 +55,6 @@ def _bare(module: Any) -> Any:
         if is_layer(module):
             module = module._modules["base_layer"]
         elif is_copy_holder(module):
-            module = module._modules["original_module"]
+            module = module._modules.get("original_module") or module._modules["token_adapter"]
         else:
             return module

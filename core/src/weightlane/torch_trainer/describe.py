@@ -49,11 +49,13 @@ def describe(context: ExportContext) -> RankManifest:
 
 
 def _aliases(found: Exported) -> dict[str, str]:
-    """Names whose tensor is another's, by where it lies; what is computed shares nothing."""
+    """Names whose tensor is another's, by where it lies or, where it is computed, by what it is made of."""
     owners: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
     for name, recipe in found.recipes.items():
         if len(recipe.sources) > 1:
+            if recipe.alias_of:
+                aliases[name] = recipe.alias_of
             continue
         tensor = found.made(name)
         if tensor.numel() == 0:
