@@ -90,6 +90,18 @@ def test_the_stale_bug_would_show(
         assert apart(policy, lane) <= 1e-5
 
 
+def test_the_lanes_own_stream_tells_what_rounding_took(engine: ReferenceEngine) -> None:
+    lost = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        with lane_of(wrapped(llama(dtype)), engine) as lane:
+            stream = lane._members.mover.open_stream()
+            with stream:
+                list(stream)
+            lost[dtype] = stream.update_lost  # type: ignore[attr-defined]
+    assert lost[torch.float32] == 0.0
+    assert 1e-4 < lost[torch.bfloat16] < 0.2
+
+
 def wl_base(phase: Any) -> Any:
     from weightlane.types import Phase
 
