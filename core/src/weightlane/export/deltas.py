@@ -76,9 +76,10 @@ class ExpertLowRank:
 
     def added_to_one(self, now: Tensor, expert: int, sources: Sequence[Tensor]) -> Tensor:
         """One expert's (rows, columns) with this change, so that others need not be made with it."""
-        first, second = (_like(item, now) for item in sources)
-        first = first.reshape(self.experts, -1, first.shape[-1])[expert]
-        second = second.reshape(second.shape[0], -1, self.experts)[:, :, expert]
+        first, second = sources
+        # Cut out, then cast: to cast every expert's matrices for each of them would take their square.
+        first = _like(first.reshape(self.experts, -1, first.shape[-1])[expert], now)
+        second = _like(second.reshape(second.shape[0], -1, self.experts)[:, :, expert], now)
         product = second @ first
         return now + (product.T if self.rows_in else product) * self.scaling
 

@@ -91,7 +91,14 @@ def merged_tensors(model: Any, sources: Mapping[str, Source], adapter: str | Non
             "Mode merged adds LoRA matrices to the weights of a module that peft has wrapped.",
             "Use mode full.",
         )
-    return _tensors(sources, {key: place_of(model, key) for key in sources}, adapter, merge=True)
+    places = {key: place_of(model, key) for key in sources}
+    checked: set[str] = set()
+    changes = {
+        key: _changes(key, place, adapter, sources, checked)
+        for key, place in places.items()
+        if _counts_in_merge(place, adapter)
+    }
+    return _tensors(sources, places, changes)
 
 
 def base_tensors(model: Any, sources: Mapping[str, Source]) -> list[Held]:
@@ -104,19 +111,18 @@ def base_tensors(model: Any, sources: Mapping[str, Source]) -> list[Held]:
     for layer in {layer.path: layer for place in places.values() for layer in place.layers}.values():
         require_unmerged(layer)
         require_plain_base(layer)
-    return _tensors(sources, places, None, merge=False)
+    nothing = {key: () for key, place in places.items() if place.part in ("base", "original")}
+    return _tensors(sources, places, nothing)
 
 
 def _tensors(
-    sources: Mapping[str, Source], places: Mapping[str, Place], adapter: str | None, *, merge: bool
+    sources: Mapping[str, Source], places: Mapping[str, Place], exported: Mapping[str, tuple[Change, ...]]
 ) -> list[Held]:
+    """The tensors that are exported, each with what is added to it."""
     found: dict[str, Held] = {}
     owners: dict[object, str] = {}
-    checked: set[str] = set()
-    for key, place in places.items():
-        if not (_counts_in_merge(place, adapter) if merge else place.part in ("base", "original")):
-            continue
-        changes = _changes(key, place, adapter, sources, checked) if merge else ()
+    for key, changes in exported.items():
+        place = places[key]
         source = sources[key]
         owner = place.name
         if place.held is not None:
