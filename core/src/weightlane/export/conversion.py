@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightlane.checkpoint_renames import renamed_once, reversed_renames
 from weightlane.errors import ExportError
-from weightlane.export.paths import is_a
+from weightlane.export.paths import is_a, own_class
 from weightlane.export.recipe import Recipe
 from weightlane.export.structure import structure_of
 
@@ -134,21 +134,22 @@ def _asked(model: Any, held: Sequence[Held]) -> tuple[Converted, ...]:
     from weightlane.packing import dtype_name, torch_dtype
 
     shapes = {item.name: (item.shape, torch_dtype(item.dtype)) for item in held}
-    bare = structure_of(model, shapes)
+    name = own_class(model).__name__
     try:
+        bare = structure_of(model, shapes)
         found = record(lambda tensors: revert_weight_conversion(bare, tensors), shapes)
     except Exception as error:
         raise ExportError(
-            f"The checkpoint tensors of {type(bare).__name__} cannot be worked out: {error}.",
+            f"The checkpoint tensors of {name} cannot be worked out: {error}.",
             "transformers' own conversion of this model could not be reversed tensor by tensor.",
             "Use a model whose checkpoint holds the tensors as the model does, or another version of "
             "transformers.",
         ) from error
     converted = [
-        Converted(name, first, made, shape, dtype_name(dtype))
-        for name, (first, made, shape, dtype) in found.items()
+        Converted(each, first, made, shape, dtype_name(dtype))
+        for each, (first, made, shape, dtype) in found.items()
     ]
-    _require_all(held, converted, type(bare).__name__)
+    _require_all(held, converted, name)
     return tuple(sorted(converted, key=lambda item: item.first))  # stable: the order within one stays
 
 

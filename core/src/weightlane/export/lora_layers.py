@@ -28,7 +28,7 @@ _VARIANTS = (
     "MiCAEmbeddingVariant",
 )
 _FULL = "Train it with plain LoRA, or merge it in the trainer and use mode full."
-_QAT = re.compile(r"(^|[._])qat([._]|$)|fake_?quant|^QAT", re.IGNORECASE)
+_QAT = re.compile(r"(^|\.)qat(\.|$)|\bQAT[A-Z]|[Ff]ake_?[Qq]uant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def require_no_fake_quantisation(path: str, module: Any) -> None:
         for name in ("weight_fake_quant", "weight_fake_quantizer")
         if getattr(module, name, None) is not None
     ]
-    if attributes or _QAT.search(f"{cls.__module__}.{cls.__name__}") or _QAT.search(cls.__name__):
+    if attributes or _QAT.search(f"{cls.__module__}.{cls.__name__}"):
         raise ExportError(
             f"{path or 'The model'} is trained with fake quantisation ({cls.__name__}).",
             "LoRA and quantisation-aware training cannot be merged: the quantiser would round the adapter "
