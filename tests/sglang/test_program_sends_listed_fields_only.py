@@ -182,7 +182,6 @@ def test_the_descriptor_promises_what_requests_alone_can_do() -> None:
     assert Capability.WORKER_AGENT not in DESCRIPTOR.capabilities
     received = {Capability.RECEIVE_FULL, Capability.RECEIVE_MERGED}
     assert received | {Capability.NATIVE_REQUESTS} <= DESCRIPTOR.capabilities
-    assert Capability.RECEIVE_ADAPTER not in DESCRIPTOR.capabilities
     assert DESCRIPTOR.versions.contains("0.5.18")
     assert not DESCRIPTOR.versions.contains("0.5.21")
     assert not DESCRIPTOR.versions.contains("0.5.16")

@@ -30,7 +30,6 @@ def test_one_backend_of_two_eras() -> None:
     )
     received = {Capability.RECEIVE_FULL, Capability.RECEIVE_MERGED}
     assert received | {Capability.WORKER_AGENT} <= descriptor.capabilities
-    assert Capability.RECEIVE_ADAPTER not in descriptor.capabilities
     assert Capability.PAUSE not in descriptor.capabilities, "LLM has no pause; the fence is advisory"
     assert set(descriptor.transports) == set(TransportName)
 

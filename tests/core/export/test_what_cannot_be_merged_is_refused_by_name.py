@@ -143,6 +143,19 @@ def test_a_matrix_that_the_trainer_lacks_is_named() -> None:
         recipes(model, sources, Phase.MERGED)
 
 
+def test_matrices_that_do_not_fit_are_refused_by_name() -> None:
+    from weightlane.export.recipe import Source
+
+    model = wrapped(llama(), target_modules=["embed_tokens", "q_proj"])
+    for key in ("embed_tokens.base_layer.weight", "q_proj.base_layer.weight"):
+        sources = sources_of(model)
+        (whole,) = (name for name in sources if name.endswith(key))
+        rows, columns = sources[whole].shape
+        sources[whole] = Source(whole, (rows + 8, columns), "float32")
+        with pytest.raises(ExportError, match=rf"product does not fit its weight, \[{rows + 8}, {columns}\]"):
+            recipes(model, sources, Phase.MERGED)
+
+
 def test_facts_are_enough_tensors_are_not_read() -> None:
     """A sharded trainer's own parameters are no weights: with all of them on meta, recipes are the same."""
     model = wrapped(llama(), target_modules=[*TARGETS, "embed_tokens"], use_dora=True)

@@ -41,7 +41,7 @@ class LowRank:
         first, second = (_like(item, base) for item in sources[:2])
         product: Tensor = second.flatten(1) @ first.flatten(1)
         delta = (product.T if self.transposed else product) * self.scaling
-        if delta.shape != base.shape:
+        if base.dim() > 2:
             delta = delta.reshape(base.shape)  # convolutions: (out, in * kernel)
         changed: Tensor = now + delta
         if not self.magnitudes:

@@ -78,6 +78,8 @@ def changes_of(
             f"{layer.path} needs it to merge its adapter.",
             "Report this to the trainer's plugin.",
         )
+    for change in changes:
+        _require_fitting(layer, change, base, sources)
     return changes
 
 
@@ -229,6 +231,21 @@ def _of_parameter(
             "Report this with the version of peft.",
         )
     return Change(ExpertLowRank(scaling, base.shape[0], rows_in), keys)
+
+
+def _require_fitting(layer: PeftLayer, change: Change, base: Source, sources: Mapping[str, Source]) -> None:
+    """Raises ExportError where matrices do not fit the weight: it was resized after it was wrapped."""
+    if not isinstance(change.step, LowRank) or len(base.shape) != 2:
+        return
+    first, second = (sources[key].shape for key in change.keys[:2])
+    sides = (second[0], first[1])
+    fitting = tuple(reversed(sides)) if change.step.transposed else sides
+    if fitting != base.shape or first[0] != second[1]:
+        raise ExportError(
+            f"The matrices of {layer.path} are {list(first)} and {list(second)}.",
+            f"Their product does not fit its weight, {list(base.shape)}.",
+            "Wrap the model after its last change of size, for example of its vocabulary.",
+        )
 
 
 def _trains_bias(module: Any, adapter: str) -> bool:
