@@ -146,6 +146,14 @@ def test_all_refusals_come_at_once(facts_of: Callable[..., EngineFacts]) -> None
     assert {problem.subject for problem in caught.value.problems} == {"adapter", "dp_size", "quantization"}
 
 
+def test_merged_weights_go_as_full_ones_do(facts_of: Callable[..., EngineFacts]) -> None:
+    facts = facts_of()
+    made = [plugin.weightlane_build_requests(context(facts, phase)) for phase in (Phase.FULL, Phase.MERGED)]
+    assert made[0] == made[1]
+    with pytest.raises(PlanError, match="receives full and merged weights only"):
+        plugin.weightlane_build_requests(context(facts, Phase.BASE))
+
+
 def test_names_go_as_they_are_ties_are_dropped_and_strangers_marked(
     facts_of: Callable[..., EngineFacts],
 ) -> None:
@@ -172,7 +180,8 @@ def test_names_go_as_they_are_ties_are_dropped_and_strangers_marked(
 
 def test_the_descriptor_promises_what_requests_alone_can_do() -> None:
     assert Capability.WORKER_AGENT not in DESCRIPTOR.capabilities
-    assert {Capability.RECEIVE_FULL, Capability.NATIVE_REQUESTS} <= DESCRIPTOR.capabilities
+    received = {Capability.RECEIVE_FULL, Capability.RECEIVE_MERGED}
+    assert received | {Capability.NATIVE_REQUESTS} <= DESCRIPTOR.capabilities
     assert DESCRIPTOR.versions.contains("0.5.18")
     assert not DESCRIPTOR.versions.contains("0.5.21")
     assert not DESCRIPTOR.versions.contains("0.5.16")

@@ -28,7 +28,8 @@ def test_one_backend_of_two_eras() -> None:
     assert {"0.28.0", "0.32.0", "0.32.1rc1"} <= set(
         descriptor.versions.filter(["0.27.1", "0.28.0", "0.32.0", "0.32.1rc1", "0.33.0"], prereleases=True)
     )
-    assert {Capability.RECEIVE_FULL, Capability.WORKER_AGENT} <= descriptor.capabilities
+    received = {Capability.RECEIVE_FULL, Capability.RECEIVE_MERGED}
+    assert received | {Capability.WORKER_AGENT} <= descriptor.capabilities
     assert Capability.PAUSE not in descriptor.capabilities, "LLM has no pause; the fence is advisory"
     assert set(descriptor.transports) == set(TransportName)
 

@@ -10,7 +10,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from weightlane.errors import HookError, WeightlaneError
-from weightlane.stream import MovesMemory
+from weightlane.stream import MovesMemory, TellsRounding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -110,6 +110,12 @@ class GuardedStream:
             self.collective = stream.collective
             self.owns_storage = stream.owns_storage
             self.device = stream.device
+
+    @property
+    def update_lost(self) -> float | None:
+        """What the plugin's stream tells; None from one that does not merge."""
+        with blamed_on(self._site):
+            return self._stream.update_lost if isinstance(self._stream, TellsRounding) else None
 
     def onload(self) -> None:
         """The plugin's `onload`."""

@@ -57,3 +57,12 @@ class MovesMemory(Protocol):
 
         Called once for each `onload` that was begun, also when it, or the move, failed.
         """
+
+
+@runtime_checkable
+class TellsRounding(Protocol):
+    """A stream that merges adapters, and tells what rounding to the weights' dtype took from their change."""
+
+    @property
+    def update_lost(self) -> float | None:
+        """The lost share of what was made so far, from 0 to 1; None where nothing was merged."""

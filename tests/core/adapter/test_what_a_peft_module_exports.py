@@ -88,7 +88,7 @@ def test_a_model_without_an_adapter_is_refused(model: Callable[[], Any]) -> None
 
 
 def test_an_adapter_option_in_another_mode_is_refused() -> None:
-    with pytest.raises(ExportError, match="An adapter is named in mode adapter alone"):
+    with pytest.raises(ExportError, match="An adapter is named in modes adapter and merged alone"):
         describe(ExportContext(TORCH, make_base(), Phase.FULL, 0, 1, {"adapter": "default"}))
 
 

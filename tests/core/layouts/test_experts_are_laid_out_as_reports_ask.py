@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from weightlane.errors import ExportError
-from weightlane.expert_layout import expanded, expert_parts, expert_ranges, transposed_experts
+from weightlane.expert_layout import expert_ranges, transposed_experts
 
 REPORTS: dict[str, dict[str, Any]] = {
     case["id"]: case
@@ -18,52 +17,38 @@ REPORTS: dict[str, dict[str, Any]] = {
 }
 
 
-def numbered(shape: tuple[int, ...]) -> torch.Tensor:
-    count = torch.Size(shape).numel()
-    return torch.arange(count, dtype=torch.float32).reshape(shape)
-
-
 def test_fused_experts_become_one_tensor_per_expert_and_projection() -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from weightlane.export.recipe import Source
+    from weightlane.export.recipes import recipes
+    from weightlane.types import Phase
+
     told, wanted = REPORTS["mo-01"]["input"], REPORTS["mo-01"]["expected"]["result"]
-    fused = {told["name"]: tuple(told["shape"])}
-    fused |= {name: tuple(shape) for name, shape in told["also"].items()}
+    fused = {
+        told["name"]: tuple(told["shape"]),
+        **{name: tuple(shape) for name, shape in told["also"].items()},
+    }
+    experts, rows, hidden = told["shape"]
+    sizes = {"num_experts": experts, "moe_intermediate_size": rows // 2, "hidden_size": hidden}
+    small = {"num_experts_per_tok": 1, "num_hidden_layers": 1, "vocab_size": 8, "intermediate_size": 4}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 4}
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **small, **heads))
+    sources = {name: Source(name, shape, "float32") for name, shape in fused.items()}
+    whole = {
+        name: torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
+        for name, shape in fused.items()
+    }
     made = {
-        name: tensor
-        for fused_name, shape in fused.items()
-        for name, tensor in expanded(fused_name, numbered(shape))
+        recipe.name: recipe.make([whole[key] for key in recipe.sources])
+        for recipe in recipes(model, sources, Phase.FULL)
     }
     assert {name: list(tensor.shape) for name, tensor in made.items()} == wanted
-    whole = numbered((2, 6, 4))
-    holder = "model.layers.0.mlp.experts"
-    for expert in range(2):
-        assert torch.equal(made[f"{holder}.{expert}.gate_proj.weight"], whole[expert, :3])
-        assert torch.equal(made[f"{holder}.{expert}.up_proj.weight"], whole[expert, 3:])
-    assert all(tensor.is_contiguous() for tensor in made.values())
-
-
-def test_what_is_expanded_owns_its_storage() -> None:
-    whole = numbered((2, 6, 4))
-    made = dict(expanded("a.experts.gate_up_proj", whole))
-    before = {name: tensor.clone() for name, tensor in made.items()}
-    whole.zero_()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in made.items())
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["a.mlp.gate_up_proj.weight", "a.shared_experts.down_proj", "a.experts.3.down_proj.weight", "down_proj"],
-)
-def test_what_is_not_fused_stays_as_it_is(name: str) -> None:
-    tensor = numbered((6, 4))
-    ((given, same),) = expanded(name, tensor)
-    assert given == name
-    assert same is tensor
-
-
-@pytest.mark.parametrize("shape", [(6, 4), (2, 5, 4)])
-def test_a_shape_that_is_no_fused_one_is_refused_by_name(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ExportError, match=r"a\.experts\.gate_up_proj has the shape"):
-        expert_parts("a.experts.gate_up_proj", shape)
+    for expert in range(experts):
+        holder = f"{told['name'].rpartition('.')[0]}.{expert}"
+        assert torch.equal(made[f"{holder}.gate_proj.weight"], whole[told["name"]][expert, : rows // 2])
+        assert torch.equal(made[f"{holder}.up_proj.weight"], whole[told["name"]][expert, rows // 2 :])
 
 
 def test_each_share_of_the_experts_is_the_report_s() -> None:

@@ -15,7 +15,8 @@ from weightlane.errors import ExportError, ProtocolError
 from weightlane.manifest import DTYPE_BYTES, RankManifest, TensorSpec, merge_rank_manifests
 from weightlane.messages import WireTensor
 from weightlane.packing import memory_of, pack_bucket, torch_dtype
-from weightlane.torch_trainer.describe import describe, named_tensors
+from weightlane.torch_trainer.describe import describe
+from weightlane.torch_trainer.modules import named_tensors
 from weightlane.torch_trainer.plugin import weightlane_register_backends
 from weightlane.transports.sink import cast_for_wire
 from weightlane.types import Phase

@@ -37,7 +37,7 @@ class Recipe:
     """A checkpoint tensor: what it is called, what it looks like, and how it is made.
 
     `sources` are keys. Recipes of one source that follow each other (experts taken out of a fused tensor) let
-    a trainer gather it once.
+    a trainer gather it once. `alias_of` names the earlier recipe whose tensor this is: tied weights.
     """
 
     name: str
@@ -45,3 +45,4 @@ class Recipe:
     dtype: str
     sources: tuple[str, ...]
     make: Make
+    alias_of: str = ""

@@ -47,6 +47,7 @@ def weightlane_register_backends() -> list[BackendDescriptor]:
             capabilities=frozenset(
                 {
                     Capability.RECEIVE_FULL,
+                    Capability.RECEIVE_MERGED,
                     Capability.RECEIVE_ADAPTER,
                     Capability.WORKER_AGENT,
                     Capability.PAUSE,

@@ -11,8 +11,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import ExportError, near_names
-from weightlane.peft import WRAPPER_PREFIX, adapter_config_of
-from weightlane.torch_trainer.modules import named_tensors, unwrapped
+from weightlane.export.paths import walk
+from weightlane.export.places import adapter_configs
+from weightlane.peft import adapter_config_of
+from weightlane.torch_trainer.exported import of_phase
+from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,8 +24,6 @@ if TYPE_CHECKING:
 
     from weightlane.contexts import ExportContext, PeftConfigContext
     from weightlane.peft import AdapterConfig
-
-_BASE_LAYER = "base_layer"
 
 
 def adapter_tensors(export: ExportContext) -> dict[str, Tensor]:
@@ -35,30 +36,21 @@ def adapter_tensors(export: ExportContext) -> dict[str, Tensor]:
     if export.model is None:
         return {}
     name = adapter_name(export)
-    _require_plain_base(export.model, name)
-    found: dict[str, Tensor] = {}
-    for key, tensor in named_tensors(export.model).items():
-        parts = key.removeprefix(WRAPPER_PREFIX).split(".")
-        # The adapter's name is the part after `lora_A`; a module may have the same name.
-        place = (
-            next((number for number, part in enumerate(parts) if part.startswith("lora_")), len(parts)) + 1
-        )
-        if parts[place : place + 1] == [name]:
-            del parts[place]
-            found[WRAPPER_PREFIX + ".".join(parts)] = tensor
-    return found
+    require_plain_base(export.model, name)
+    found = of_phase(export.model, Phase.ADAPTER, name)
+    return {each: found.made(each) for each in found.recipes}
 
 
 def base_tensors(export: ExportContext) -> dict[str, Tensor]:
-    """The live base under checkpoint names, without a copy: what the receiver must hold already."""
+    """The base under checkpoint names, live or views of it: what the receiver must hold already.
+
+    Raises:
+        ExportError: an adapter is merged into it, or it is quantised.
+    """
     if export.model is None:
         return {}
-    found: dict[str, Tensor] = {}
-    for key, tensor in named_tensors(export.model).items():
-        parts = key.removeprefix(WRAPPER_PREFIX).split(".")
-        if not any(part.startswith("lora_") for part in parts):
-            found[".".join(part for part in parts if part != _BASE_LAYER)] = tensor
-    return found
+    found = of_phase(export.model, Phase.BASE)
+    return {name: found.made(name) for name in found.recipes}
 
 
 def adapter_config(context: PeftConfigContext) -> AdapterConfig:
@@ -122,20 +114,20 @@ def adapter_name(export: ExportContext) -> str:
 
 
 def _configurations(model: Any) -> Mapping[str, Any]:
-    found = getattr(unwrapped(model), "peft_config", None) if hasattr(model, "named_modules") else None
-    return dict(found) if found else {}
+    return adapter_configs(model) if hasattr(model, "named_modules") else {}
 
 
 def _layers(model: Any, name: str) -> list[tuple[str, Any]]:
     """The layers that hold the adapter, by path; peft calls the matrices `lora_A` in each."""
     return [
         (path, module)
-        for path, module in model.named_modules()
+        for path, module in walk(model)
         if name in getattr(module, "lora_A", {}) and name in getattr(module, "scaling", {})
     ]
 
 
-def _require_plain_base(model: Any, name: str) -> None:
+def require_plain_base(model: Any, name: str) -> None:
+    """Raises ExportError when the base is not what it was: merged with an adapter now, or trained."""
     for path, layer in _layers(model, name):
         if getattr(layer, "merged", False):
             raise ExportError(

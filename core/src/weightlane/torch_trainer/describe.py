@@ -7,29 +7,14 @@ from typing import TYPE_CHECKING
 
 from weightlane.errors import ExportError
 from weightlane.manifest import RankManifest, TensorSpec
-from weightlane.packing import dtype_name
-from weightlane.torch_trainer.modules import named_tensors
+from weightlane.torch_trainer.exported import exported
 from weightlane.types import Phase
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from weightlane.contexts import ExportContext
+    from weightlane.torch_trainer.exported import Exported
 
 PLACEMENTS = ("replicated", "partitioned")
-
-
-def held_tensors(context: ExportContext) -> dict[str, Tensor]:
-    """What this rank exports, under canonical names, without a copy: the whole state, or an adapter.
-
-    Raises:
-        ExportError: see `named_tensors` and `adapter_tensors`.
-    """
-    if context.phase is Phase.ADAPTER:
-        from weightlane.torch_trainer.adapter import adapter_tensors
-
-        return adapter_tensors(context)
-    return named_tensors(context.model)
 
 
 def describe(context: ExportContext) -> RankManifest:
@@ -41,16 +26,38 @@ def describe(context: ExportContext) -> RankManifest:
             f"It is one of {', '.join(PLACEMENTS)}.",
             "Correct trainer(...).",
         )
-    if "adapter" in context.options and context.phase is not Phase.ADAPTER:
+    if context.options.get("adapter") is not None and context.phase not in (Phase.ADAPTER, Phase.MERGED):
         raise ExportError(
             f"adapter={context.options['adapter']!r} was given with phase {context.phase.value}.",
-            "An adapter is named in mode adapter alone.",
-            "Leave it out, or connect with mode='adapter'.",
+            "An adapter is named in modes adapter and merged alone.",
+            "Leave it out, or connect with mode='adapter' or mode='merged'.",
         )
-    tensors = held_tensors(context)
+    found = exported(context)
+    devices = {tensor.device.type for tensor in found.tensors.values()}
+    return RankManifest(
+        rank=context.rank,
+        world_size=context.world_size,
+        phase=context.phase,
+        tensors=tuple(TensorSpec(name, recipe.shape, recipe.dtype) for name, recipe in found.recipes.items()),
+        replicated=placement == "replicated",
+        collective=placement == "partitioned" and context.world_size > 1,
+        aliases=_aliases(found),
+        host=socket.gethostname(),
+        device=devices.pop() if len(devices) == 1 else "cpu",
+        base=_base_digests(context),
+    )
+
+
+def _aliases(found: Exported) -> dict[str, str]:
+    """Names whose tensor is another's, by where it lies or, where it is computed, by what it is made of."""
     owners: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
-    for name, tensor in tensors.items():
+    for name, recipe in found.recipes.items():
+        if len(recipe.sources) > 1:
+            if recipe.alias_of:
+                aliases[name] = recipe.alias_of
+            continue
+        tensor = found.made(name)
         if tensor.numel() == 0:
             continue
         storage = (
@@ -66,22 +73,7 @@ def describe(context: ExportContext) -> RankManifest:
         owner = owners.setdefault(storage, name)
         if owner != name:
             aliases[name] = owner
-    devices = {tensor.device.type for tensor in tensors.values()}
-    return RankManifest(
-        rank=context.rank,
-        world_size=context.world_size,
-        phase=context.phase,
-        tensors=tuple(
-            TensorSpec(name, tuple(tensor.shape), dtype_name(tensor.dtype))
-            for name, tensor in tensors.items()
-        ),
-        replicated=placement == "replicated",
-        collective=placement == "partitioned" and context.world_size > 1,
-        aliases=aliases,
-        host=socket.gethostname(),
-        device=devices.pop() if len(devices) == 1 else "cpu",
-        base=_base_digests(context),
-    )
+    return aliases
 
 
 def _base_digests(context: ExportContext) -> dict[str, str]:

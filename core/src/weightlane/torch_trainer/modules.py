@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weightlane.errors import ExportError
+from weightlane.export.paths import cleaned_keys, unwrapped
 from weightlane.packing import is_plain, kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_WRAPPERS = ("module", "_orig_mod")
-
 
 def named_tensors(model: Any) -> dict[str, Tensor]:
-    """Parameters and persistent buffers under checkpoint names, without a copy.
+    """Parameters and persistent buffers by their path in the module tree, without a copy.
 
-    `model` is a torch module (DistributedDataParallel and torch.compile wrappers are taken off), a mapping
-    of names to tensors, or None on a rank that holds nothing. Tied tensors appear under each of their names.
+    `model` is a torch module (what DistributedDataParallel, torch.compile and activation checkpointing put
+    around modules is no part of a path), a mapping of names to tensors, or None on a rank that holds nothing.
+    Tied tensors appear under each of their names.
 
     Raises:
         ExportError: something is not a plain tensor (an FSDP or tensor-parallel shard, extra state).
@@ -31,7 +31,9 @@ def named_tensors(model: Any) -> dict[str, Tensor]:
         found: dict[str, Any] = dict(model)
     elif isinstance(model, torch.nn.Module):
         _refuse_flat_shards(model)
-        found = unwrapped(model).state_dict(keep_vars=True)
+        inside = unwrapped(model)
+        state = inside.state_dict(keep_vars=True)
+        found = {clean: state[key] for key, clean in cleaned_keys(inside, state).items()}
     else:
         raise ExportError(
             f"A trainer model of type {type(model).__name__} cannot be exported.",
@@ -57,22 +59,3 @@ def _refuse_flat_shards(model: torch.nn.Module) -> None:
                 "The torch trainer exports whole tensors and gathers no shards.",
                 "Use wl.trainer('fsdp', ...).",
             )
-
-
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The module inside DistributedDataParallel and torch.compile wrappers."""
-    while True:
-        inner = next(
-            (model._modules[name] for name in _WRAPPERS if list(model._modules) == [name] and _wraps(model)),
-            None,
-        )
-        if inner is None:
-            return model
-        model = inner
-
-
-def _wraps(model: torch.nn.Module) -> bool:
-    return (
-        isinstance(model, torch.nn.parallel.DistributedDataParallel)
-        or type(model).__name__ == "OptimizedModule"
-    )

@@ -54,6 +54,7 @@ def _descriptor(era: str, versions: str, probe: Callable[[EngineFacts], ProbeRes
         capabilities=frozenset(
             {
                 Capability.RECEIVE_FULL,
+                Capability.RECEIVE_MERGED,
                 Capability.NATIVE_REQUESTS,
                 Capability.PAUSE,
                 Capability.WEIGHT_VERSION,

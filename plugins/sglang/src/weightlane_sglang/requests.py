@@ -81,8 +81,8 @@ def require_fields(facts: EngineFacts, request: str, fields: tuple[str, ...]) ->
 
 def _problems(context: BuildRequestsContext) -> Iterator[Problem]:
     facts = context.facts
-    if context.phase is not Phase.FULL:
-        yield Problem("capability", context.phase.value, "this backend receives full weights only")
+    if context.phase not in (Phase.FULL, Phase.MERGED):
+        yield Problem("capability", context.phase.value, "this backend receives full and merged weights only")
     if facts.parallel.data > 1:
         yield Problem(
             "capability",
