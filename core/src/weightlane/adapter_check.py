@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weightlane.adapter_engine import AdapterWorkerEngine
 from weightlane.errors import MOST_WITH_NEAR_NAMES, Problem, near_names
 from weightlane.peft import parse_lora_name
+from weightlane.peft.features import explains, refused_features
 from weightlane.types import Phase
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def check_adapter_tensors(
     sides: dict[str, set[str]] = {module: set() for module in config.target_modules}
     for tensor in tensors:
         parsed = parse_lora_name(tensor.name)
+        if parsed is None and explains(config.features, tensor.name):
+            continue
         if parsed is None or parsed.module not in sides:
             what = "it belongs to no target module of the adapter"
             near = near_names(tensor.name, sides) if len(problems) < MOST_WITH_NEAR_NAMES else ()
@@ -43,9 +46,10 @@ def check_adapter_tensors(
         if weight is None or len(weight.shape) != 2:
             continue
         out_features, in_features = weight.shape
-        wanted = (config.rank, in_features) if parsed.side == "A" else (out_features, config.rank)
+        rank = config.lora_of(parsed.module).rank
+        wanted = (rank, in_features) if parsed.side == "A" else (out_features, rank)
         if tensor.shape != wanted:
-            what = f"its shape is {list(tensor.shape)}; rank {config.rank} on {receiver} needs {list(wanted)}"
+            what = f"its shape is {list(tensor.shape)}; rank {rank} on {receiver} needs {list(wanted)}"
             problems.append(Problem("shape", tensor.name, what))
     for module, found in sides.items():
         weight = weights.get(module)
@@ -76,7 +80,13 @@ def check_adapter_plan(
         return [Problem("adapter-config", "adapter", what, "Report this to whoever made the plan.")]
     if plan.adapter is None:
         return []
+    rankless = [module for module, lora in plan.adapter.config.modules.items() if lora.rank < 1]
+    if rankless:
+        what = f"the plan's adapter gives {_named(rankless)} no rank"
+        return [Problem("adapter-config", "adapter", what, "Report this to whoever made the plan.")]
     problems = check_adapter_tensors(plan.tensors, plan.adapter.config, expected, receiver=receiver)
+    needs, carries = plan.adapter.config.needs, plan.adapter.expression.carries
+    problems += refused_features(needs, carries, receiver=receiver)
     if not isinstance(engine, AdapterWorkerEngine):
         what = f"the worker engine of {plan.backend} has no load_adapter, serve_adapter and remove_adapter"
         problems.append(Problem("capability", plan.backend, what, "Use mode merged or full."))
@@ -96,19 +106,27 @@ def binding_problems(config: AdapterConfig, ref: AdapterRef, binding: AdapterBin
         problems.append(f"it bound to {every - len(missing)} of {every} modules, not to {_named(missing)}")
     if extra:
         problems.append(f"it also bound to {_named(extra)}")
-    ranks = [f"{item.module} {item.rank}" for item in binding.modules if item.rank != config.rank]
+    told = [(item, config.lora_of(item.module)) for item in binding.modules]
+    ranks = [
+        f"{item.module} {item.rank}{_not(lora.rank, config)}" for item, lora in told if item.rank != lora.rank
+    ]
     if ranks:
         problems.append(f"its rank is {config.rank}, but the engine bound {_named(ranks)}")
     scales = [
-        f"{item.module} {item.scaling:g}"
-        for item in binding.modules
-        if not math.isclose(item.scaling, config.scaling, rel_tol=1e-6)
+        f"{item.module} {item.scaling:g}{_not(lora.scaling, config)}"
+        for item, lora in told
+        if not math.isclose(item.scaling, lora.scaling, rel_tol=1e-6)
     ]
     if scales:
         problems.append(f"its scale is {config.scaling:g}, but the engine applies {_named(scales)}")
     if binding.ref != ref:
         problems.append(f"the engine calls it {binding.ref.name} of version {binding.ref.version}")
     return problems
+
+
+def _not(wanted: float, config: AdapterConfig) -> str:
+    """Where modules differ, what each was to have."""
+    return f" (not {wanted:g})" if config.own else ""
 
 
 def _named(items: Sequence[str]) -> str:

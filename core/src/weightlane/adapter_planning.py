@@ -1,20 +1,92 @@
-"""The adapter's part of planning: how each replica's engine takes it, and whether they all name it alike."""
+"""The adapter's part of planning: how each replica's engine takes it, in which form, and under which name."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from weightlane.contexts import ExpressAdapterContext
 from weightlane.errors import PlanError, Problem
+from weightlane.manifest import TrainedAdapter
+from weightlane.peft.features import refused_features
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightlane.adapters import AdapterExpression
+    from weightlane.adapters import AdapterExpression, AdapterForm
     from weightlane.manifest import Manifest
     from weightlane.plan import ReplicaPlan
     from weightlane.planning import OpenReplica
     from weightlane.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class LaneForm:
+    """The manifest in the form in which it travels to every replica, and how each replica's engine takes it.
+
+    Both are as trained, with problems, where an engine refuses or the normal form cannot be made.
+    """
+
+    manifest: Manifest
+    expressions: dict[int, AdapterExpression]
+    problems: tuple[Problem, ...] = ()
+
+
+def in_one_form(registry: Registry, manifest: Manifest, replicas: Sequence[OpenReplica]) -> LaneForm:
+    """One form for a whole lane: normal as soon as one engine needs that, since all are sent the same bytes.
+
+    Outside mode adapter the manifest stays as it is. Whatever the adapter then asks of an engine that does
+    not carry it is a problem.
+    """
+    form = _expressed(registry, manifest, replicas, "as-trained")
+    if form.problems or all(item.form == "as-trained" for item in form.expressions.values()):
+        return form
+    try:
+        normal = _normal(manifest, replicas, tuple(form.expressions.values()))
+    except PlanError as refusal:
+        return LaneForm(manifest, form.expressions, refusal.problems)
+    # Asked again: what the engine reads of a configuration is that of the form which it is sent.
+    return _expressed(registry, normal, replicas, "normal")
+
+
+def _expressed(
+    registry: Registry, manifest: Manifest, replicas: Sequence[OpenReplica], form: AdapterForm
+) -> LaneForm:
+    expressions: dict[int, AdapterExpression] = {}
+    problems: list[Problem] = []
+    for replica in replicas:
+        expression, refusals = express_adapter(registry, manifest, replica)
+        problems += refusals
+        if expression is None or manifest.adapter is None:
+            continue
+        if form == "normal":
+            expression = replace(expression, form=form)
+        expressions[replica.number] = expression
+        if expression.form == form:
+            receiver = f"{replica.facts.engine} at {replica.endpoint.address}"
+            problems += refused_features(manifest.adapter.needs, expression.carries, receiver=receiver)
+    return LaneForm(manifest, expressions, tuple(problems))
+
+
+def _normal(
+    manifest: Manifest, replicas: Sequence[OpenReplica], expressions: Sequence[AdapterExpression]
+) -> Manifest:
+    from weightlane.peft.normal_form import normal_form
+
+    if manifest.adapter is None:
+        return manifest
+    groups = dict.fromkeys(group for expression in expressions for group in expression.groups)
+    weights = {
+        item.name.removesuffix(".weight"): item.shape
+        for replica in replicas
+        for item in replica.workers[0].expected
+        if item.name.endswith(".weight")
+    }
+    config, tensors = normal_form(manifest.adapter, manifest.tensors, groups=tuple(groups), weights=weights)
+    trained = TrainedAdapter(manifest.adapter, manifest.tensors)
+    return replace(manifest, tensors=tensors, adapter=config, trained=trained)
 
 
 def express_adapter(

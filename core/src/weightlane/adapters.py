@@ -21,6 +21,11 @@ GenerationDuringSync: TypeAlias = Literal["held", "goes-on"]
 """Whether a front holds generation back from the first message of a sync until it is published."""
 
 
+AdapterForm: TypeAlias = Literal["as-trained", "normal"]
+"""How matrices travel. `as-trained`: as the trainer holds them. `normal`: one rank by zero padding, the scale
+folded into B, whole groups, for engines that ignore patterns (`weightlane.peft.normal_form`)."""
+
+
 class AdapterRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a request must name to be answered with an adapter: `name`, which holds weights of `version`."""
 
@@ -31,12 +36,19 @@ class AdapterRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AdapterExpression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine's way to take an adapter; `weightlane_express_adapter` gives it.
 
-    `wire` is the configuration as the JSON object that the engine's own loader reads.
+    `wire` is the configuration as the JSON object that the engine's own loader reads. `carries` lists the
+    features that it takes beyond one rank and one scale, by peft's keys (`weightlane.peft.features`); any
+    other that the adapter has is refused by name. `form` is the one that the engine needs, which becomes that
+    of the whole lane; `groups` are leaf names of modules that it takes together or not at all (`q_proj`,
+    `k_proj`, `v_proj`): in the normal form, missing ones are filled with zeros.
     """
 
     swap: SwapPolicy
     wire: str
     notes: tuple[str, ...] = ()
+    carries: tuple[str, ...] = ()
+    form: AdapterForm = "as-trained"
+    groups: tuple[tuple[str, ...], ...] = ()
 
     @property
     def generation(self) -> GenerationDuringSync:

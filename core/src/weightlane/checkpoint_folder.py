@@ -108,16 +108,23 @@ def stored_tensors(folder: Path) -> tuple[TensorSpec, ...] | None:
         strange = [name for name in files if Path(name).name != name]
         if strange:
             raise _damaged(index, f"it names {strange[0]!r}, which is no file beside it")
-        specs = [spec for name in files for spec in _header(folder / name) if held.get(spec.name) == name]
+        specs = [
+            spec for name in files for spec in stored_in_file(folder / name) if held.get(spec.name) == name
+        ]
         lost = sorted(set(held) - {spec.name for spec in specs})
         if lost:
             raise _damaged(index, f"{lost[0]} is not in the file that it names")
         return tuple(specs)
     one = folder / _ONE_FILE
-    return tuple(_header(one)) if one.is_file() else None
+    return tuple(stored_in_file(one)) if one.is_file() else None
 
 
-def _header(path: Path) -> list[TensorSpec]:
+def stored_in_file(path: Path) -> list[TensorSpec]:
+    """Every tensor of one safetensors file, by its header alone, held by rank 0.
+
+    Raises:
+        UsageError: it cannot be read, is damaged, or holds a dtype that cannot travel.
+    """
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

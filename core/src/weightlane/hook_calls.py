@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weightlane.errors import PluginError
 from weightlane.facts import EngineFacts
 from weightlane.hook_errors import GuardedStream, HookSite, blamed_on
+from weightlane.normal_stream import NormalFormStream, as_trained
 from weightlane.notices import warn_once
 from weightlane.program import TrainerLifecycle
 from weightlane.trace.table import Untraced
@@ -179,10 +180,14 @@ class HookCalls:
         return config
 
     def call_export_params(self, selected: Selected, context: StreamContext) -> ExportStream:
-        """`weightlane_export_params` of the chosen backend; errors of later buckets name the plugin too."""
+        """`weightlane_export_params` of the chosen backend; errors of later buckets name the plugin too.
+
+        Where an adapter travels in its normal form, the plugin is given the adapter as it holds it.
+        """
         hook = "weightlane_export_params"
-        stream: ExportStream = self._call(selected, hook, context)
-        return GuardedStream(stream, _site(selected, hook))
+        stream: ExportStream = self._call(selected, hook, as_trained(context))
+        guarded = GuardedStream(stream, _site(selected, hook))
+        return guarded if context.manifest.trained is None else NormalFormStream(guarded, context)
 
     def call_worker_agent(self, selected: Selected, context: AgentContext) -> WorkerEngine:
         """`weightlane_worker_agent` of the chosen backend."""

@@ -148,8 +148,11 @@ def weightlane_trace_model(context: TraceModelContext) -> tuple[PlacementTable, 
 def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
     """How this engine takes the agreed adapter: its own wire form, its swap policy, what to know about it.
 
-    Mode adapter only. Pure. Called while planning: at connect, and again when a replica was started anew.
-    Raises PlanError that lists every feature the engine does not carry.
+    Mode adapter only. Pure. Called while planning, at connect and again when a replica was started anew, and
+    each time more than once: first for the adapter as it was trained, then, where an engine of the lane needs
+    the normal form (`form`), for that, so that `wire` describes what is sent. The answer's `carries` lists
+    the features that the engine takes; core refuses any other, by name and with the mode that could carry it.
+    Raises PlanError for what only the engine itself can tell.
     """
     raise NotImplementedError
 
@@ -192,8 +195,8 @@ def weightlane_normalize_peft_config(context: PeftConfigContext) -> AdapterConfi
 
     Mode adapter only, at connect, on ranks that were given a model, after `weightlane_describe_export`, which
     leaves the manifest's `adapter` open. The plugin knows where its trainer keeps a configuration;
-    `weightlane.peft.adapter_config_of` reads peft's. Raises PlanError that lists every feature that an
-    adapter cannot carry.
+    `weightlane.peft.adapter_config_of` reads peft's and those of Megatron trainers. Features are kept in it,
+    for the engine to carry or not. Raises PlanError that lists whatever cannot be read.
     """
     raise NotImplementedError
 

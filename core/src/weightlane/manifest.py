@@ -92,8 +92,19 @@ class RankManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: dict[str, str] = {}
 
 
+class TrainedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter as the trainer holds it, where a lane moves it in another form."""
+
+    adapter: AdapterConfig
+    tensors: tuple[TensorSpec, ...]
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The agreed export of all ranks; `tensors` is the order in which every rank yields."""
+    """The agreed export of all ranks; `tensors` is the order in which every rank yields.
+
+    `trained` is there where an adapter travels in its normal form: `tensors` and `adapter` are then those of
+    that form, made on each rank of what `trained` lists (`weightlane.normal_stream`).
+    """
 
     phase: Phase
     world_size: int
@@ -102,6 +113,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collective: bool = False
     adapter: AdapterConfig | None = None
     base: dict[str, str] = {}
+    trained: TrainedAdapter | None = None
 
     @property
     def nbytes(self) -> int:

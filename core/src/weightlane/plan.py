@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import xxhash
 
@@ -24,6 +26,9 @@ from weightlane.types import (
     TransportName,
     VerifyLevel,
 )
+
+if TYPE_CHECKING:
+    from weightlane.peft import AdapterConfig
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,7 +207,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             config = self.manifest.adapter
             lines.append(
                 f"  adapter {config.name}: rank {config.rank}, scale {config.scaling:g}, "
-                f"{len(config.target_modules)} modules"
+                f"{len(config.target_modules)} modules{_own_words(config)}"
             )
         for replica in self.replicas:
             feeds = ", ".join(f"rank {peer} -> worker {worker}" for worker, peer in enumerate(replica.peers))
@@ -217,7 +222,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 folder = self.folder or "a new private temporary folder of rank 0, removed at close"
                 lines.append(f"    folder: {folder}")
             if replica.adapter:
-                lines.append(f"    adapter swap {replica.adapter.swap}")
+                lines.append(f"    adapter swap {replica.adapter.swap}, form {replica.adapter.form}")
             if not replica.stamps_version:
                 lines.append("    note: samples carry no weight version: nobody can tell how old one is")
             notes = replica.notes + replica.program.notes + (replica.adapter.notes if replica.adapter else ())
@@ -227,6 +232,10 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lines.extend(f"  trainer note: {line}" for line in self.trainer_lifecycle.notes)
         lines.extend(f"  dropped {entry.canonical}: {entry.dropped}" for entry in self.dropped)
         return "\n".join(lines)
+
+
+def _own_words(config: AdapterConfig) -> str:
+    return f", {len(config.own)} of them with a rank or scale of their own" if config.own else ""
 
 
 def _s(count: int) -> str:

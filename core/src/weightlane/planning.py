@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from weightlane.adapter_planning import express_adapter, naming_problems
+from weightlane.adapter_planning import in_one_form, naming_problems
 from weightlane.buckets import lay_out_buckets
 from weightlane.contexts import (
     BuildRequestsContext,
@@ -140,6 +140,7 @@ def map_replicas(
     manifest, _ = merge_rank_manifests(parts)
     if manifest is None:
         return tuple(replicas)
+    manifest = in_one_form(registry, manifest, replicas).manifest
     return tuple(
         replica
         if replica.mapped is not None
@@ -161,6 +162,9 @@ def make_plan(
     problems: list[Problem] = []
     if not replicas:
         problems.append(Problem("replica", "rollout", "no replica was given to the controller"))
+    form = in_one_form(registry, manifest, replicas)
+    manifest = form.manifest
+    problems.extend(form.problems)
     mapped = [item.mapped or map_replica(registry, request, manifest, item) for item in replicas]
     for item in mapped:
         problems.extend(item.problems)
@@ -184,8 +188,7 @@ def make_plan(
         if isinstance(transport, Problem):
             problems.append(transport)
             continue
-        expression, refusals = express_adapter(registry, manifest, replica)
-        problems += refusals
+        expression = form.expressions.get(replica.number)
         context = BuildRequestsContext(
             descriptor=replica.selected.descriptor,
             facts=replica.facts,

@@ -60,7 +60,10 @@ class PlanBasis:
             raise
 
     def _mapped(self, replica: OpenReplica) -> OpenReplica:
-        return map_replicas(self.registry, self.request, self.parts, (replica,))[0]
+        # All of them, since an adapter travels to all in one form; the others were mapped before.
+        every = self.with_returned((replica,)).replicas
+        mapped = map_replicas(self.registry, self.request, self.parts, every)
+        return next(item for item in mapped if item.number == replica.number)
 
     def with_returned(self, returned: Sequence[OpenReplica]) -> PlanBasis:
         """The basis with these replicas in place of those they were."""

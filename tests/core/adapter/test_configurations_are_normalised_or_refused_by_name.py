@@ -10,6 +10,7 @@ import pytest
 from weightlane.errors import PlanError
 from weightlane.manifest import TensorSpec
 from weightlane.peft import AdapterConfig, adapter_config_of, lora_name, parse_lora_name, peft_json
+from weightlane.peft.features import refused_features
 
 MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
 
@@ -63,8 +64,6 @@ def test_rank_stabilised_scale_is_folded_into_alpha() -> None:
         ("bias", "lora_only", "merged"),
         ("lora_bias", True, "merged"),
         ("modules_to_save", ["lm_head"], "merged"),
-        ("rank_pattern", {"q_proj": 8}, "merged"),
-        ("alpha_pattern", {"q_proj": 8}, "merged"),
         ("target_parameters", ["experts.gate_up_proj"], "merged"),
         ("trainable_token_indices", [1, 2], "merged"),
         ("fan_in_fan_out", True, "merged"),
@@ -72,16 +71,23 @@ def test_rank_stabilised_scale_is_folded_into_alpha() -> None:
         ("layer_replication", [(0, 2), (1, 2)], "full"),
         ("alora_invocation_tokens", [5], "No mode"),
         ("use_qalora", True, "No mode"),
-        ("of_a_later_peft", {"a": 1}, "merged"),
     ],
 )
-def test_a_feature_that_cannot_travel_is_refused_with_the_mode_that_could(
+def test_a_feature_is_refused_by_the_engine_that_does_not_carry_it_with_the_mode_that_could(
     field: str, value: Any, mode: str
 ) -> None:
-    config = {**vars(lora_config(r=4, lora_alpha=8)), field: value}
-    problems = problems_of(config)
-    assert list(problems) == [field]
-    assert mode in problems[field]
+    needs = normal({**vars(lora_config(r=4, lora_alpha=8)), field: value}).needs
+    (problem,) = refused_features(needs, ("rank_pattern",), receiver="acme 1.0")
+    assert (problem.kind, problem.subject) == ("peft-config", field)
+    assert "which acme 1.0 does not carry" in problem.what
+    assert mode in problem.fix
+    assert not refused_features(needs, (field,), receiver="acme 1.0")
+
+
+def test_a_field_of_a_later_peft_is_refused_wherever_it_goes() -> None:
+    config = {**vars(lora_config(r=4, lora_alpha=8)), "of_a_later_peft": {"a": 1}, "empty_one": None}
+    assert "does not know what it changes" in problems_of(config)["of_a_later_peft"]
+    assert list(problems_of(config)) == ["of_a_later_peft"]
 
 
 def test_everything_wrong_is_told_at_once() -> None:

@@ -19,8 +19,8 @@ from weightlane.demo.settings import Lesson
 from weightlane.facts import EngineFacts, ParallelSizes
 from weightlane.failures import Failure
 from weightlane.lane_owner import LaneOwner
-from weightlane.manifest import Manifest, RankManifest, TensorSpec
-from weightlane.peft import AdapterConfig
+from weightlane.manifest import Manifest, RankManifest, TensorSpec, TrainedAdapter
+from weightlane.peft import AdapterConfig, ModuleLora
 from weightlane.plan import LanePlan, ReplicaPlan
 from weightlane.program import AgentMove, EngineCall, MemoryCalls, Program, RequestMove, TrainerLifecycle
 from weightlane.receiver import ExpectedTensor, LiveTensor, NameEntry, NameRules, WorkerDescription
@@ -44,8 +44,14 @@ Expected: TypeAlias = "tuple[msgspec.Struct, Any]"
 WIRES = (m.WireTensor("a", (2, 3), "bfloat16"), m.WireTensor("b", (), "float32"))
 BUCKETS = lay_out_buckets(WIRES)
 PLAN = m.ReceivePlan("lane-1", "d1", "acme", "shm", WIRES, BUCKETS, ring={0: "/x", 3: "/y"})
-CONFIG = AdapterConfig("policy", 2, 4.0, ("layers.0.q",))
-EXPRESSION = AdapterExpression("paused", '{"r": 2}', notes=("as it is",))
+CONFIG = AdapterConfig(
+    *("policy", 2, 4.0, ("layers.0.q", "layers.0.v")),
+    own={"layers.0.v": ModuleLora(1, 3.0, 4)},
+    features={"use_dora": "True"},
+)
+EXPRESSION = AdapterExpression(
+    *("paused", '{"r": 2}'), notes=("as it is",), carries=("use_dora",), form="normal", groups=(("q", "v"),)
+)
 ADAPTER = AdapterPlan(CONFIG, EXPRESSION, {"layers.0.q.weight": "0123456789abcdef"})
 ADAPTER_PLAN = m.ReceivePlan(
     *("lane-2", "d2", "acme", "disk", WIRES, BUCKETS),
@@ -154,7 +160,12 @@ REQUESTS_PROGRAM = Program(
     memory=(MemoryCalls("weights", PAUSE, PAUSE),),
 )
 MANIFEST = Manifest(
-    Phase.ADAPTER, 1, SPECS, aliases={"c": "a"}, collective=True, adapter=CONFIG, base=ADAPTER.base
+    *(Phase.ADAPTER, 1, SPECS),
+    aliases={"c": "a"},
+    collective=True,
+    adapter=CONFIG,
+    base=ADAPTER.base,
+    trained=TrainedAdapter(CONFIG, SPECS),
 )
 LANE_PLAN = LanePlan(
     lane="lane-2",

@@ -154,7 +154,8 @@ class AdapterShelf:
 
 
 def _delta(load: AdapterLoad, module: str, linear: Any) -> _Delta:
-    rank = load.config.rank
+    lora = load.config.lora_of(module)
+    rank = lora.rank
     first, second = load.tensors.get(lora_name(module, "A")), load.tensors.get(lora_name(module, "B"))
     wanted = ((rank, linear.in_features), (linear.out_features, rank))
     shapes = tuple(tuple(item.shape) if item is not None else None for item in (first, second))
@@ -165,4 +166,4 @@ def _delta(load: AdapterLoad, module: str, linear: Any) -> _Delta:
             f"{linear.out_features} outputs.",
         )
     like = linear.weight
-    return _Delta(first.to(like.device, like.dtype), second.to(like.device, like.dtype), load.config.scaling)
+    return _Delta(first.to(like.device, like.dtype), second.to(like.device, like.dtype), lora.scaling)

@@ -160,15 +160,10 @@ def _map_adapter(context: MapNamesContext) -> list[NameEntry]:
 
 @hookimpl
 def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
-    """peft's own keys, two slots: every plain LoRA adapter can be carried."""
-    from weightlane.adapters import AdapterExpression
-    from weightlane.peft import peft_json
+    """See `weightlane.reference.expression`."""
+    from weightlane.reference import expression
 
-    return AdapterExpression(
-        swap="two_slot",
-        wire=peft_json(context.adapter),
-        notes=("the adapter served before goes on serving until the new one is published",),
-    )
+    return expression.express(context.adapter)
 
 
 @hookimpl

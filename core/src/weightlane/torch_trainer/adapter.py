@@ -69,15 +69,14 @@ def adapter_config(context: PeftConfigContext) -> AdapterConfig:
 
 
 def require_scales(model: Any, config: AdapterConfig) -> None:
-    """Raises ExportError when a layer applies the adapter with another scale than `config` has."""
+    """Raises ExportError when a layer applies the adapter with another scale than `config` has for it."""
     name = config.name
-    for path, layer in _layers(model, name):
-        applied = float(layer.scaling[name])
-        if not math.isclose(applied, config.scaling, rel_tol=1e-6):
+    for path, layer in _layers(unwrapped(model), name):
+        applied, told = float(layer.scaling[name]), config.lora_of(path.removeprefix(WRAPPER_PREFIX)).scaling
+        if not math.isclose(applied, told, rel_tol=1e-6):
             raise ExportError(
-                f"{path} applies adapter {name} with scale {applied:g}; its configuration says "
-                f"{config.scaling:g}.",
-                "One scale travels with an adapter, so the engine would apply another than the trainer.",
+                f"{path} applies adapter {name} with scale {applied:g}; its configuration says {told:g}.",
+                "What the configuration says travels, so the engine would apply another than the trainer.",
                 "Set the layer's scale back, or use mode merged.",
             )
 
