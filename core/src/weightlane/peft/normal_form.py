@@ -46,11 +46,6 @@ class TensorTransform:
     side: Literal["A", "B", ""] = ""
     factor: float = 1.0
 
-    @property
-    def changes(self) -> bool:
-        """Whether values or shape may differ from the source's."""
-        return not self.source or bool(self.side)
-
 
 def normal_form(
     config: AdapterConfig,
@@ -146,6 +141,8 @@ def transform(change: TensorTransform, source: Tensor | None, *, device: str = "
                 "The engine takes adapters without a scale of their own.",
                 "Train the adapter in bfloat16 or float32, or use mode merged.",
             )
+    if tuple(result.shape) == change.shape:
+        return result
     if change.side == "A":
         result = pad(result, (0, 0, 0, change.shape[0] - result.shape[0]))
     elif change.side == "B":
