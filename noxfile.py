@@ -39,6 +39,15 @@ SGLANG_ENVIRONMENT = ROOT / "tests/live/sglang_cpu_environment"
 # What turns that environment into one of the newest SGLang: a folder before its own packages, 370 MB.
 SGLANG_NEWER = SGLANG_ENVIRONMENT / "requirements-0.5.23-no-deps.txt"
 
+# Each release with what it imports with: 0.17 needs a transformers before 5.
+PEFT_VERSIONS = {
+    "0.12.0": (),
+    "0.15.2": (),
+    "0.17.1": ("transformers==4.57.*", "huggingface-hub==0.36.*", "tokenizers==0.22.*"),
+    "0.19.1": (),
+    "0.21.2": (),
+}
+
 TRAINER_PYTHON = ROOT / ".venv/bin/python"
 MODELS = ROOT / ".models"
 
@@ -75,6 +84,24 @@ def tests_pluggy_16(session: nox.Session) -> None:
     session.run(str(TRAINER_PYTHON), "-c", check, env=older, external=True)
     words = ("-m", "pytest", "tests/core/registry", *session.posargs)
     session.run(str(TRAINER_PYTHON), *words, env=older, external=True)
+
+
+@nox.session(venv_backend="none")
+def peft_versions(session: nox.Session) -> None:
+    """The adapter schema on the own objects and layers of each release of peft that it reads.
+
+    In the trainer's environment, with that release before its own. Older releases warn of what they use of
+    others, which is none of ours.
+    """
+    tests = ("tests/core/adapter/test_each_release_of_peft_is_read.py", "-W", "default", *session.posargs)
+    for version, others in PEFT_VERSIONS.items():
+        folder = ROOT / ".nox" / f"peft-{version}"
+        pip = [str(TRAINER_PYTHON), "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
+        session.run(*pip, "--target", str(folder), f"peft=={version}", *others, external=True)
+        older = {"PYTHONPATH": str(folder)}
+        check = f"import peft; assert peft.__version__ == {version!r}, peft.__file__"
+        session.run(str(TRAINER_PYTHON), "-c", check, env=older, external=True)
+        session.run(str(TRAINER_PYTHON), "-m", "pytest", *tests, env=older, external=True)
 
 
 @nox.session

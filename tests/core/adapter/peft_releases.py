@@ -161,6 +161,8 @@ def read_back(value: Any) -> Any:
     if kind == "object":
         attributes = {key: read_back(item) for key, item in content}
         return make_dataclass("Recorded", list(attributes))(**attributes)
+    if kind == "other":
+        return f"<{content}>"
     return content
 
 

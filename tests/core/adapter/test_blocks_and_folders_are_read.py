@@ -74,7 +74,7 @@ def test_single_modules_wildcards_and_exclusions_are_translated() -> None:
 @pytest.mark.requirement("R27", part="the rank of a block")
 def test_the_block_of_a_framework_says_the_same_as_peft() -> None:
     block = {
-        "type": kind,
+        "type": "lora",
         "rank": 8,
         "alpha": 16,
         "dropout": 0.1,
