@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from weightlane.peft.names import WRAPPER_PREFIX
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -56,6 +58,11 @@ class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def lora_of(self, module: str) -> ModuleLora:
         """Rank and alpha of one target module."""
         return self.own.get(module) or ModuleLora(self.rank, self.alpha)
+
+    def lora_at(self, path: str) -> ModuleLora:
+        """Rank and alpha of the module at a path in a trainer's model, whatever wrappers are around it."""
+        _, wrapped, module = path.partition(WRAPPER_PREFIX)
+        return self.lora_of(module if wrapped else path)
 
     @property
     def modules(self) -> dict[str, ModuleLora]:

@@ -71,8 +71,8 @@ def adapter_config(context: PeftConfigContext) -> AdapterConfig:
 def require_scales(model: Any, config: AdapterConfig) -> None:
     """Raises ExportError when a layer applies the adapter with another scale than `config` has for it."""
     name = config.name
-    for path, layer in _layers(unwrapped(model), name):
-        applied, told = float(layer.scaling[name]), config.lora_of(path.removeprefix(WRAPPER_PREFIX)).scaling
+    for path, layer in _layers(model, name):
+        applied, told = float(layer.scaling[name]), config.lora_at(path).scaling
         if not math.isclose(applied, told, rel_tol=1e-6):
             raise ExportError(
                 f"{path} applies adapter {name} with scale {applied:g}; its configuration says {told:g}.",
