@@ -70,7 +70,7 @@ def test_single_modules_wildcards_and_exclusions_are_translated() -> None:
         declared_lora(LoRA(target_modules=["linear_qvk"]))
 
 
-@pytest.mark.requirement("R18")
+@pytest.mark.requirement("R18", part="Megatron's block and peft's say the same")
 @pytest.mark.requirement("R27", part="the rank of a block")
 def test_the_block_of_a_framework_says_the_same_as_peft() -> None:
     block = {
