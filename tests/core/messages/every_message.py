@@ -154,7 +154,13 @@ REQUESTS_PROGRAM = Program(
     memory=(MemoryCalls("weights", PAUSE, PAUSE),),
 )
 MANIFEST = Manifest(
-    Phase.ADAPTER, 1, SPECS, aliases={"c": "a"}, collective=True, adapter=CONFIG, base=ADAPTER.base
+    *(Phase.ADAPTER, 1, SPECS),
+    aliases={"c": "a"},
+    collective=True,
+    adapter=CONFIG,
+    base=ADAPTER.base,
+    group_backend="nccl",
+    groups=((0,),),
 )
 LANE_PLAN = LanePlan(
     lane="lane-2",
@@ -188,6 +194,8 @@ JOINED = lm.Joined(
         device="cuda:0",
         adapter=CONFIG,
         base=ADAPTER.base,
+        group_backend="nccl",
+        groups=((0,),),
     ),
     {"mode": "full"},
 )
