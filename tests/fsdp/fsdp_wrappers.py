@@ -25,6 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.distributed.device_mesh import DeviceMesh
+
 DEVICE = torch.device(os.environ.get("FSDP_TEST_DEVICE", "cpu"))
 """Where ranks compute: `cuda:N`, set before this is imported, on a rank of the GPU tests."""
 
@@ -123,11 +125,11 @@ def hsdp2(model: nn.Module) -> nn.Module:
     return fsdp2(model, mesh=init_device_mesh(DEVICE.type, (2, 2), mesh_dim_names=("replicate", "shard")))
 
 
-def tensor_parallel(model: nn.Module, *, sharded: bool) -> nn.Module:
+def tensor_parallel(model: nn.Module, *, sharded: bool, mesh: DeviceMesh | None = None) -> nn.Module:
     """Columns of q, k, v, gate and up, rows of o and down over `tp`; FSDP over `dp` where `sharded`."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = init_device_mesh(DEVICE.type, (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = mesh or init_device_mesh(DEVICE.type, (2, 2), mesh_dim_names=("dp", "tp"))
     styles = {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
     styles |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
     styles |= {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel()}
