@@ -40,7 +40,7 @@ demo: $(STAMP)
 	$(BIN)/weightlane demo $(DEMO_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not live and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not live and not gpu and not fsdp" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .

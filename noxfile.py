@@ -47,6 +47,7 @@ PEFT_VERSIONS = {
     "0.19.1": (),
     "0.21.2": (),
 }
+PEFT_OLDEST = "peft==0.12.0"
 
 TRAINER_PYTHON = ROOT / ".venv/bin/python"
 MODELS = ROOT / ".models"
@@ -67,7 +68,7 @@ def install_all(session: nox.Session, *more: str) -> None:
 def tests(session: nox.Session) -> None:
     """Everything that needs no engine and no GPU, with the newest dependencies."""
     install_all(session)
-    session.run("pytest", "-m", "not live and not gpu", *session.posargs)
+    session.run("pytest", "-m", "not live and not gpu and not fsdp", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -102,6 +103,25 @@ def peft_versions(session: nox.Session) -> None:
         check = f"import peft; assert peft.__version__ == {version!r}, peft.__file__"
         session.run(str(TRAINER_PYTHON), "-c", check, env=older, external=True)
         session.run(str(TRAINER_PYTHON), "-m", "pytest", *tests, env=older, external=True)
+
+
+@nox.session(venv_backend="none")
+def fsdp(session: nox.Session) -> None:
+    """Every way of sharding on two and four ranks, then adapters again with the oldest peft.
+
+    In the trainer's environment, which holds the newest peft; the oldest lies in a folder before its own.
+    """
+    require_trainer(session)
+    trainer = str(TRAINER_PYTHON)
+    words = ("-m", "pytest", "tests/fsdp", "-m", "fsdp")
+    session.run(trainer, *words, *session.posargs, external=True)
+    folder = ROOT / ".nox" / "peft-oldest"
+    pip = [trainer, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps", "--target", str(folder)]
+    session.run(*pip, PEFT_OLDEST, external=True)
+    older = {"PYTHONPATH": str(folder)}
+    check = f"import peft; assert peft.__version__ == {PEFT_OLDEST.partition('==')[2]!r}, peft.__file__"
+    session.run(trainer, "-c", check, env=older, external=True)
+    session.run(trainer, *words, "-k", "adapters", *session.posargs, env=older, external=True)
 
 
 @nox.session
@@ -159,7 +179,7 @@ def wheels(session: nox.Session) -> None:
         listing = session.run(str(fresh / "bin/weightlane"), "backends", "--json", silent=True, external=True)
     session.log(listing)
     found = json.dumps(json.loads(str(listing)))
-    absent = [name for name in ("torch", "reference", "vllm", "sglang") if f'"{name}"' not in found]
+    absent = [name for name in ("torch", "fsdp", "reference", "vllm", "sglang") if f'"{name}"' not in found]
     if absent:
         session.error(f"`weightlane backends --json` does not list {absent}")
     shutil.rmtree(fresh)

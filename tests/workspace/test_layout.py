@@ -74,6 +74,6 @@ def test_entry_points_name_modules_of_their_own_distribution(distributions: dict
 
 
 def test_distributions_without_a_backend_register_nothing(distributions: dict[str, Distribution]) -> None:
-    for name in ("weightlane-fsdp", "weightlane-megatron"):
+    for name in ("weightlane-megatron",):
         assert "entry-points" not in distributions[name].pyproject["project"]
         assert "registers nothing" in (distributions[name].package / "__init__.py").read_text()

@@ -13,8 +13,9 @@ class Published:
     engine_distributions: tuple[str, ...] = ()
 
 
-# weightlane-fsdp and weightlane-megatron register nothing yet: installing them would not help anybody.
+# weightlane-megatron registers nothing yet: installing it would not help anybody.
 PUBLISHED: dict[str, Published] = {
+    "fsdp": Published("weightlane-fsdp"),
     "reference": Published("weightlane[reference]"),
     "sglang": Published("weightlane-sglang", ("sglang",)),
     "torch": Published("weightlane"),

@@ -31,10 +31,9 @@ from weightlane.selection import select
 from weightlane.types import Phase
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from weightlane.control import ControlChannel
     from weightlane.lane import Lane
+    from weightlane.lane_groups import LaneGroups
     from weightlane.manifest import RankManifest
     from weightlane.moving import Mover
     from weightlane.plan import LanePlan
@@ -70,7 +69,7 @@ class ConnectProcedure:
         self._sessions: list[ReplicaSession] = []
         self._folder: LaneFolder | None = None
         self._folder_receivers: FolderReceivers | None = None
-        self._group: ProcessGroup | None = None
+        self._groups: LaneGroups | None = None
 
     def run(self) -> Lane:
         """The lane, on every rank, or the same error on every rank."""
@@ -246,17 +245,9 @@ class ConnectProcedure:
         return [place for item in ready for place in item.rings]
 
     def _make_group(self, plan: LanePlan) -> Go:
-        if plan.manifest.collective and plan.world_size > 1:
-            from datetime import timedelta
+        from weightlane.lane_groups import make_groups
 
-            import torch.distributed as dist
-
-            # gloo whatever the trainer's own group is: what travels between ranks here are bytes on the CPU
-            self._group = dist.new_group(
-                ranks=list(range(plan.world_size)),
-                timeout=timedelta(seconds=self._bounds.collective),
-                backend="gloo",
-            )
+        self._groups = make_groups(plan.manifest, self._bounds.collective)
         return Go()
 
     # -- attach: the workers get the plan -----------------------------------------------------------------
@@ -314,9 +305,11 @@ class ConnectProcedure:
             entries=plan.entries,
             tensors=plan.tensors,
             buckets=plan.buckets,
-            group=self._group,
+            group=self._groups.everyone if self._groups else None,
             serving_ranks=plan.serving_ranks,
             wanted=bool(sinks),
+            groups=self._groups.parts if self._groups else {},
+            collective_seconds=self._bounds.collective,
         )
         return Mover(
             self._registry,

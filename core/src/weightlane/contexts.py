@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from weightlane.bounds import DEFAULT_BOUNDS
+from weightlane.waiting import nothing_to_check
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.distributed import ProcessGroup
 
@@ -118,7 +121,9 @@ class StreamContext:
 
     `entries` is aligned with `manifest.tensors`; `tensors` are those that travel, in the same order. `group`
     is None when the manifest needs no collective. `wanted` is False on a rank that only drains: it takes part
-    in collectives and may skip its own copies.
+    in collectives and may skip its own copies. `groups` are those of `manifest.groups` that this rank is in.
+    A stream waits for no collective longer than `collective_seconds`, and calls `check` while it waits: that
+    raises when another rank failed, so that a rank that left ends the sync of all.
     """
 
     export: ExportContext
@@ -129,6 +134,9 @@ class StreamContext:
     group: ProcessGroup | None
     serving_ranks: tuple[int, ...]
     wanted: bool
+    groups: Mapping[tuple[int, ...], ProcessGroup] = field(default_factory=dict)
+    collective_seconds: float = DEFAULT_BOUNDS.collective
+    check: Callable[[], None] = nothing_to_check
 
 
 @dataclass(frozen=True, slots=True)

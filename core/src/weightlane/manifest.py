@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 import xxhash
@@ -15,6 +15,9 @@ from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+GroupBackend: TypeAlias = Literal["gloo", "nccl"]
+"""Over what a trainer's ranks gather: gloo for bytes on the CPU, NCCL for bytes on GPUs."""
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
@@ -77,6 +80,9 @@ class RankManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `replicated` says that every rank must hold the same tensors; otherwise a tensor may live on some ranks
     only. `aliases` maps a name that shares storage with another exported name to that name. `adapter` and
     `base` belong to phase ADAPTER: what the tensors are, and the digest of each base tensor that is not sent.
+    `groups` are the sets of ranks, this one among them, in which its export gathers besides the one of all
+    ranks; the lane makes them at connect, with `group_backend`, so that they can be given up without harm to
+    a group of the user's.
     """
 
     rank: int
@@ -90,6 +96,8 @@ class RankManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"
     adapter: AdapterConfig | None = None
     base: dict[str, str] = {}
+    group_backend: GroupBackend = "gloo"
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 class TrainedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,6 +122,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapter: AdapterConfig | None = None
     base: dict[str, str] = {}
     trained: TrainedAdapter | None = None
+    group_backend: GroupBackend = "gloo"
+    groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -161,6 +171,9 @@ def merge_rank_manifests(parts: Sequence[RankManifest]) -> tuple[Manifest | None
             collective=any(part.collective for part in ordered) or not first.replicated,
             adapter=adapter,
             base=base,
+            group_backend=first.group_backend,
+            # In one order on all ranks, since making a group takes part of every rank.
+            groups=tuple(sorted({tuple(sorted(group)) for part in ordered for group in part.groups})),
         ),
         (),
     )
@@ -192,6 +205,27 @@ def _check_ranks(ordered: Sequence[RankManifest]) -> list[Problem]:
         )
         for part in ordered
         if (part.replicated, part.phase) != (first.replicated, first.phase)
+    )
+    problems.extend(
+        Problem(
+            "rank-disagreement",
+            f"rank {part.rank}",
+            f"would gather over {part.group_backend}, rank {first.rank} over {first.group_backend}",
+            "Keep the model on the same kind of device on every rank.",
+        )
+        for part in ordered
+        if part.group_backend != first.group_backend
+    )
+    problems.extend(
+        Problem(
+            "rank-disagreement",
+            f"rank {part.rank}",
+            f"would gather in a group of ranks {_ranks(group)}, of {len(ordered)} ranks in all",
+            "Make the trainer's meshes of the ranks that call connect.",
+        )
+        for part in ordered
+        for group in part.groups
+        if not set(group) <= set(range(first.world_size)) or part.rank not in group
     )
     return problems
 

@@ -43,9 +43,10 @@ class Mover:
     folder: DiskSink | None = None
     replicas: tuple[int, ...] = ()
 
-    def open_stream(self) -> ExportStream:
-        """This sync's stream, not entered yet."""
-        return self.registry.call_export_params(self.selected, self.stream)
+    def open_stream(self, check: Callable[[], None] | None = None) -> ExportStream:
+        """This sync's stream, not entered yet; `check` ends its waits when another rank failed."""
+        stream = replace(self.stream, check=check) if check else self.stream
+        return self.registry.call_export_params(self.selected, stream)
 
     def without(self, replicas: Collection[int]) -> Mover:
         """For one sync: only the sinks of other replicas."""

@@ -137,7 +137,7 @@ class SyncRun:
                     "A rank left that sync's collectives before their end.",
                     "Close the lane and connect again.",
                 )
-            opened.append(export.enter_context(self._members.mover.open_stream()))
+            opened.append(export.enter_context(self._members.mover.open_stream(self._check)))
 
         self.go = StartProcedure(
             self._members,

@@ -166,6 +166,8 @@ MANIFEST = Manifest(
     adapter=CONFIG,
     base=ADAPTER.base,
     trained=TrainedAdapter(CONFIG, SPECS),
+    group_backend="nccl",
+    groups=((0,),),
 )
 LANE_PLAN = LanePlan(
     lane="lane-2",
@@ -199,6 +201,8 @@ JOINED = lm.Joined(
         device="cuda:0",
         adapter=CONFIG,
         base=ADAPTER.base,
+        group_backend="nccl",
+        groups=((0,),),
     ),
     {"mode": "full"},
 )

@@ -1,4 +1,4 @@
-"""The FSDP trainer backend's place. There is no backend in it yet: it registers nothing."""
+"""weightlane's trainer backend for models that torch shards: FSDP1, FSDP2, HSDP, tensor parallelism, DDP."""
 
 from __future__ import annotations
 

@@ -1,0 +1,20 @@
+"""Two ranks with a GPU each: gathered over NCCL, bit for bit what the unsharded model has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("two_gpus.py")
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(290)
+def test_two_gpus_export_what_the_unsharded_model_has(tmp_path: Path) -> None:
+    from case_outcomes import outcomes_of
+
+    outcomes = outcomes_of(PROGRAM, 2, tmp_path)
+    assert len(outcomes) > 40
+    failed = {name: item.by_rank for name, item in outcomes.items() if any(item.by_rank)}
+    assert not failed, failed

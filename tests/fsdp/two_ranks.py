@@ -1,0 +1,13 @@
+"""The cases of two ranks without adapters, and the rules of an export; see `fsdp_cases`, `fsdp_special`."""
+
+from __future__ import annotations
+
+from case_running import run
+from fsdp_cases import full_cases
+from fsdp_special import SPECIAL
+from fsdp_wrappers import WRAPPERS
+
+VALUES = full_cases(WRAPPERS)
+
+if __name__ == "__main__":
+    run({**SPECIAL, **VALUES})
