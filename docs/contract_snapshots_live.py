@@ -54,7 +54,7 @@ LAYOUTS = (
     Layout("LlamaForCausalLM", newer=True),
     Layout("Qwen3ForCausalLM", lora=True, newer=True),
     Layout("Qwen2ForCausalLM"),
-    Layout("Qwen3ForCausalLM", workers=2),
+    Layout("Qwen3ForCausalLM", workers=2, newer=True),
     Layout("Qwen3MoeForCausalLM", workers=2),
 )
 
