@@ -10,7 +10,7 @@ from weightlane.errors import PlanError, Problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightlane.adapters import AdapterExpression
+    from weightlane.adapters import AdapterExpression, SwapPolicy
     from weightlane.manifest import Manifest
     from weightlane.plan import ReplicaPlan
     from weightlane.planning import OpenReplica
@@ -18,18 +18,26 @@ if TYPE_CHECKING:
 
 
 def express_adapter(
-    registry: Registry, manifest: Manifest, replica: OpenReplica
+    registry: Registry, manifest: Manifest, replica: OpenReplica, swap: SwapPolicy
 ) -> tuple[AdapterExpression | None, list[Problem]]:
-    """What `weightlane_express_adapter` gives for one replica, or its refusals; None outside mode adapter."""
+    """What `weightlane_express_adapter` gives for one replica, or its refusals; None outside mode adapter.
+
+    An engine that answers with another policy than `swap` is refused: no policy is chosen in silence.
+    """
     if manifest.adapter is None:
         return None, []
     context = ExpressAdapterContext(
-        replica.selected.descriptor, replica.facts, manifest.adapter, replica.workers
+        replica.selected.descriptor, replica.facts, manifest.adapter, replica.workers, swap
     )
     try:
-        return registry.call_express_adapter(replica.selected, context), []
+        expression = registry.call_express_adapter(replica.selected, context)
     except PlanError as refusal:
         return None, list(refusal.problems)
+    if expression.swap == swap:
+        return expression, []
+    what = f"{replica.endpoint.address} swaps adapters {expression.swap}, and {swap} is asked for"
+    fix = f'Connect with swap="{expression.swap}", or use another engine.'
+    return None, [Problem("adapter-swap", f"replica {replica.number}", what, fix)]
 
 
 def naming_problems(replicas: Sequence[ReplicaPlan]) -> list[Problem]:

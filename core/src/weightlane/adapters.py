@@ -17,6 +17,10 @@ SwapPolicy: TypeAlias = Literal["two_slot", "paused"]
 """`two_slot`: the old adapter serves until the new one is verified and published. `paused`: one slot and a
 name that never changes; generation is held back across the swap."""
 
+SWAP_POLICIES: tuple[SwapPolicy, ...] = ("two_slot", "paused")
+SLOTS_NEEDED: dict[SwapPolicy, int] = {"two_slot": 2, "paused": 1}
+"""Adapters that an engine must be able to hold at once, for each adapter that a lane serves there."""
+
 GenerationDuringSync: TypeAlias = Literal["held", "goes-on"]
 """Whether a front holds generation back from the first message of a sync until it is published."""
 

@@ -175,6 +175,7 @@ class ConnectProcedure:
             missing_replicas=wishes.missing_replicas,
             release=wishes.release,
             read_back=wishes.read_back,
+            swap=wishes.swap,
             trainer_options=wishes.trainer.options_for(selected.descriptor) if selected else {},
         )
         self._replicas = open_replicas(self._registry, request)

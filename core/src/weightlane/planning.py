@@ -31,7 +31,7 @@ from weightlane.types import Capability, Mode, Phase
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightlane.adapters import AdapterExpression
+    from weightlane.adapters import AdapterExpression, SwapPolicy
     from weightlane.contexts import RolloutTarget
     from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
@@ -72,6 +72,7 @@ class PlanRequest:
     release: tuple[MemoryTag, ...] = ()
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     read_back: ReadBackPolicy = "first"
+    swap: SwapPolicy = "two_slot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def make_plan(
         if isinstance(transport, Problem):
             problems.append(transport)
             continue
-        expression, refusals = express_adapter(registry, manifest, replica)
+        expression, refusals = express_adapter(registry, manifest, replica, request.swap)
         problems += refusals
         context = BuildRequestsContext(
             descriptor=replica.selected.descriptor,

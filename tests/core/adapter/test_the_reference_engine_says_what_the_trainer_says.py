@@ -45,7 +45,6 @@ def test_ten_syncs_each_move_the_engine_to_the_trainer(
         said = engine_says(lane, adapter=lane.adapter_ref())
         assert apart(policy, said) <= 1e-4
         assert {item.weight_version for item in said} == {version}
-    assert engine_says(lane) == said
     assert len(engine._adapters._slots) == 1
 
 

@@ -160,15 +160,26 @@ def _map_adapter(context: MapNamesContext) -> list[NameEntry]:
 
 @hookimpl
 def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
-    """peft's own keys, two slots: every plain LoRA adapter can be carried."""
-    from weightlane.adapters import AdapterExpression
-    from weightlane.peft import peft_json
+    """peft's own keys, either policy: every plain LoRA adapter can be carried.
 
-    return AdapterExpression(
-        swap="two_slot",
-        wire=peft_json(context.adapter),
-        notes=("the adapter served before goes on serving until the new one is published",),
-    )
+    Raises:
+        PlanError: the engine was started with fewer slots than the policy needs.
+    """
+    from weightlane.adapters import SLOTS_NEEDED, AdapterExpression
+    from weightlane.errors import PlanError, Problem
+    from weightlane.peft import peft_json
+    from weightlane.reference.engine import SLOTS
+
+    slots, needed = int(context.facts.launch_arguments.get(SLOTS, "0")), SLOTS_NEEDED[context.swap]
+    if slots and slots < needed:
+        what = f"swap {context.swap} needs {needed} adapter slots, and the engine was started with {slots}"
+        fix = f'Start it with --adapter-slots {needed}, or connect with swap="paused".'
+        raise PlanError([Problem("adapter-swap", ENGINE, what, fix)])
+    notes = {
+        "two_slot": "the adapter served before goes on serving until the new one is published",
+        "paused": "generation is held back from the first message of a sync until it is published",
+    }
+    return AdapterExpression(swap=context.swap, wire=peft_json(context.adapter), notes=(notes[context.swap],))
 
 
 @hookimpl
