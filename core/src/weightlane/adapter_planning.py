@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightlane.adapters import trained_base
 from weightlane.contexts import ExpressAdapterContext
 from weightlane.errors import PlanError, Problem
+from weightlane.types import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightlane.adapters import AdapterExpression, SwapPolicy
+    from weightlane.adapters import AdapterExpression, SwapPolicy, TrainedBase
     from weightlane.manifest import Manifest
     from weightlane.plan import ReplicaPlan
-    from weightlane.planning import OpenReplica
+    from weightlane.planning import OpenReplica, PlanRequest
     from weightlane.registry import Registry
 
 
@@ -38,6 +40,25 @@ def express_adapter(
     what = f"{replica.endpoint.address} swaps adapters {expression.swap}, and {swap} is asked for"
     fix = f'Connect with swap="{expression.swap}", or use another engine.'
     return None, [Problem("adapter-swap", f"replica {replica.number}", what, fix)]
+
+
+def base_of_adapter(
+    registry: Registry, request: PlanRequest, manifest: Manifest, replicas: Sequence[OpenReplica]
+) -> TrainedBase | None:
+    """The base that the manifest's adapter belongs to, and whether the lane can send it; None for no adapter.
+
+    It is sent to all replicas or to none: where one cannot take it, all must hold it already.
+    """
+    if manifest.adapter is None:
+        return None
+    trainer = registry.backend_named(request.trainer_backend)
+    reason = ""
+    if trainer is None or Capability.EXPORT_BASE not in trainer.descriptor.capabilities:
+        reason = f"trainer backend {request.trainer_backend} cannot export phase base"
+    for replica in replicas:
+        if Capability.RECEIVE_BASE not in replica.selected.descriptor.capabilities:
+            reason = reason or f"backend {replica.selected.reference} cannot receive phase base"
+    return trained_base(manifest.base, lane=request.lane, not_sent=reason)
 
 
 def naming_problems(replicas: Sequence[ReplicaPlan]) -> list[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from weightlane.adapter_planning import express_adapter, naming_problems
+from weightlane.adapter_planning import base_of_adapter, express_adapter, naming_problems
 from weightlane.buckets import lay_out_buckets
 from weightlane.contexts import (
     BuildRequestsContext,
@@ -20,6 +20,7 @@ from weightlane.plan_problems import (
     disagreements,
     folder_problems,
     frame_problems,
+    lost_base_problems,
     memory_problems,
     read_back_problems,
 )
@@ -31,7 +32,7 @@ from weightlane.types import Capability, Mode, Phase
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightlane.adapters import AdapterExpression, SwapPolicy
+    from weightlane.adapters import AdapterExpression, SwapPolicy, TrainedBase
     from weightlane.contexts import RolloutTarget
     from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
@@ -56,7 +57,7 @@ EXPORT_CAPABILITIES: dict[Mode, Capability] = {
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What the user asked for, as far as planning needs it."""
+    """What the user asked for, as far as planning needs it; `trained_on` where phase BASE is planned."""
 
     lane: str
     mode: Mode
@@ -73,6 +74,7 @@ class PlanRequest:
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     read_back: ReadBackPolicy = "first"
     swap: SwapPolicy = "two_slot"
+    trained_on: TrainedBase | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ def make_plan(
     tensors = wire_tensors(entries, shapes)
     buckets = lay_out_buckets(tensors, bucket_bytes=request.bucket_bytes)
     problems.extend(folder_problems(request.transport, request.folder, entries, tensors))
+    trained_on = request.trained_on or base_of_adapter(registry, request, manifest, replicas)
+    problems.extend(lost_base_problems(request.release, trained_on))
     plans: list[ReplicaPlan] = []
     for replica, item in zip(replicas, mapped, strict=True):
         transport = choose_transport(
@@ -203,7 +207,7 @@ def make_plan(
             registry.call_plan_lifecycle(replica.selected, context),
         )
         problems += frame_problems(program, buckets, tensors)
-        problems += memory_problems(program, request.release, manifest.phase, replica)
+        problems += memory_problems(program, request.release, replica)
         problems += read_back_problems(program, request.read_back, item.reason, replica)
         first = sum(len(plan.peers) for plan in plans)
         plans.append(_replica_plan(replica, item, transport, program, expression, len(parts), first))
@@ -227,6 +231,7 @@ def make_plan(
         release=request.release,
         trainer_lifecycle=_trainer_lifecycle(registry, request, manifest),
         read_back=request.read_back,
+        trained_on=trained_on,
     )
 
 

@@ -49,6 +49,7 @@ def weightlane_register_backends() -> list[BackendDescriptor]:
                     Capability.RECEIVE_FULL,
                     Capability.RECEIVE_MERGED,
                     Capability.RECEIVE_ADAPTER,
+                    Capability.RECEIVE_BASE,
                     Capability.WORKER_AGENT,
                     Capability.PAUSE,
                     Capability.WEIGHT_VERSION,
