@@ -131,15 +131,15 @@ def _with_lora(model: Any) -> Any:
 
 
 def _shard(model: Any) -> None:
-    """FSDP2, a unit a decoder layer and one for the rest."""
+    """FSDP2, a unit a decoder layer and one for the rest, gathered once for all forwards until a step."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     for layer in inner.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
 def _config(model: Any) -> Any:
