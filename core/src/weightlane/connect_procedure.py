@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from weightlane.agreement import put_outcome
+from weightlane.connect_planning import gather_joined, plan_request
 from weightlane.contexts import ExportContext, PeftConfigContext, StreamContext
 from weightlane.control import CONTROLLER, RankPlace
-from weightlane.errors import ExportError, PlanError, Problem, WeightlaneError
+from weightlane.errors import ExportError
 from weightlane.lane_messages import Go, Joined, Planned, Ready, RingPlace
 from weightlane.membership import Membership, close_rings, open_rings
 from weightlane.planning import (
     EXPORT_CAPABILITIES,
     MODE_PHASES,
-    PlanRequest,
     make_plan,
     map_replicas,
     open_replicas,
@@ -175,67 +175,20 @@ class ConnectProcedure:
         return planned.plan
 
     def _make_plan(self, selected: Selected | None) -> Planned:
-        joined = self._gather_joined()
-        wishes = self._wishes
-        request = PlanRequest(
-            lane=wishes.lane,
-            mode=wishes.mode,
-            verify=wishes.verify,
-            bucket_bytes=wishes.bucket_bytes,
-            transport=wishes.transport,
-            trainer_backend=selected.reference if selected else wishes.trainer.engine,
-            targets=tuple(spec.target for spec in wishes.replicas),
-            pins=tuple(spec.plugin for spec in wishes.replicas),
-            open_seconds=self._bounds.connect,
-            folder=wishes.folder,
-            missing_replicas=wishes.missing_replicas,
-            release=wishes.release,
-            read_back=wishes.read_back,
-            swap=wishes.swap,
-            trained_on=self._above.trained_on if self._above else None,
-            trainer_options=wishes.trainer.options_for(selected.descriptor) if selected else {},
+        joined = gather_joined(
+            self._channel,
+            self._keys,
+            self._arguments(),
+            seconds=self._bounds.connect,
+            lane=self._wishes.lane,
         )
+        request = plan_request(self._wishes, selected, self._above)
         self._replicas = open_replicas(self._registry, request)
         parts = tuple(item.manifest for item in joined)
         self._replicas = map_replicas(self._registry, request, parts, self._replicas)
         plan = make_plan(self._registry, request, parts, self._replicas)
         self._basis = PlanBasis(self._registry, request, parts, self._replicas)
         return Planned(plan, tuple(item.place for item in joined))
-
-    def _gather_joined(self) -> list[Joined]:
-        """Every rank's manifest. Failures of several ranks become one error that names each."""
-        joined: list[Joined] = []
-        failures: list[WeightlaneError] = []
-        everyone = range(self._channel.world_size)
-        for rank in everyone:
-            key = f"{self._keys}/join/{rank}"
-            try:
-                joined.append(self._channel.get(key, Joined, seconds=self._bounds.connect, awaited=everyone))
-            except WeightlaneError as error:
-                failures.append(error)
-        if failures and len({error.reason for error in failures}) == 1:
-            raise failures[0]
-        if failures:
-            problems = [Problem("export", f"failure {n}", str(error)) for n, error in enumerate(failures, 1)]
-            raise PlanError(problems, lane=self._wishes.lane)
-        self._require_same_arguments(joined)
-        return joined
-
-    def _require_same_arguments(self, joined: list[Joined]) -> None:
-        mine = self._arguments()
-        problems = [
-            Problem(
-                "rank-disagreement",
-                name,
-                f"rank {item.place.rank} was given {name}={item.arguments.get(name)}, rank 0 {name}={value}",
-                "Call connect with the same arguments on every rank.",
-            )
-            for item in joined
-            for name, value in mine.items()
-            if item.arguments.get(name) != value
-        ]
-        if problems:
-            raise PlanError(problems, lane=self._wishes.lane)
 
     # -- ready: rings on the ranks that send, the lane's own group where collectives are needed ------------
 
