@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from weightlane.adapters import trained_base
 from weightlane.contexts import ExpressAdapterContext
 from weightlane.errors import PlanError, Problem
 from weightlane.manifest import TrainedAdapter
 from weightlane.peft.features import refused_features
+from weightlane.types import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightlane.adapters import AdapterExpression, AdapterForm
+    from weightlane.adapters import AdapterExpression, AdapterForm, SwapPolicy, TrainedBase
     from weightlane.manifest import Manifest
     from weightlane.plan import ReplicaPlan
-    from weightlane.planning import OpenReplica
+    from weightlane.planning import OpenReplica, PlanRequest
     from weightlane.registry import Registry
 
 
@@ -34,13 +36,15 @@ class LaneForm:
     problems: tuple[Problem, ...] = ()
 
 
-def in_one_form(registry: Registry, manifest: Manifest, replicas: Sequence[OpenReplica]) -> LaneForm:
+def in_one_form(
+    registry: Registry, manifest: Manifest, replicas: Sequence[OpenReplica], swap: SwapPolicy
+) -> LaneForm:
     """One form for a whole lane: normal as soon as one engine needs that, since all are sent the same bytes.
 
     Outside mode adapter the manifest stays as it is. Whatever the adapter then asks of an engine that does
     not carry it is a problem.
     """
-    form = _expressed(registry, manifest, replicas, "as-trained")
+    form = _expressed(registry, manifest, replicas, "as-trained", swap)
     if form.problems or all(item.form == "as-trained" for item in form.expressions.values()):
         return form
     try:
@@ -48,16 +52,20 @@ def in_one_form(registry: Registry, manifest: Manifest, replicas: Sequence[OpenR
     except PlanError as refusal:
         return LaneForm(manifest, form.expressions, refusal.problems)
     # Asked again: what the engine reads of a configuration is that of the form which it is sent.
-    return _expressed(registry, normal, replicas, "normal")
+    return _expressed(registry, normal, replicas, "normal", swap)
 
 
 def _expressed(
-    registry: Registry, manifest: Manifest, replicas: Sequence[OpenReplica], form: AdapterForm
+    registry: Registry,
+    manifest: Manifest,
+    replicas: Sequence[OpenReplica],
+    form: AdapterForm,
+    swap: SwapPolicy,
 ) -> LaneForm:
     expressions: dict[int, AdapterExpression] = {}
     problems: list[Problem] = []
     for replica in replicas:
-        expression, refusals = express_adapter(registry, manifest, replica)
+        expression, refusals = express_adapter(registry, manifest, replica, swap)
         problems += refusals
         if expression is None or manifest.adapter is None:
             continue
@@ -90,18 +98,45 @@ def _normal(
 
 
 def express_adapter(
-    registry: Registry, manifest: Manifest, replica: OpenReplica
+    registry: Registry, manifest: Manifest, replica: OpenReplica, swap: SwapPolicy
 ) -> tuple[AdapterExpression | None, list[Problem]]:
-    """What `weightlane_express_adapter` gives for one replica, or its refusals; None outside mode adapter."""
+    """What `weightlane_express_adapter` gives for one replica, or its refusals; None outside mode adapter.
+
+    An engine that answers with another policy than `swap` is refused: no policy is chosen in silence.
+    """
     if manifest.adapter is None:
         return None, []
     context = ExpressAdapterContext(
-        replica.selected.descriptor, replica.facts, manifest.adapter, replica.workers
+        replica.selected.descriptor, replica.facts, manifest.adapter, replica.workers, swap
     )
     try:
-        return registry.call_express_adapter(replica.selected, context), []
+        expression = registry.call_express_adapter(replica.selected, context)
     except PlanError as refusal:
         return None, list(refusal.problems)
+    if expression.swap == swap:
+        return expression, []
+    what = f"{replica.endpoint.address} swaps adapters {expression.swap}, and {swap} is asked for"
+    fix = f'Connect with swap="{expression.swap}", or use another engine.'
+    return None, [Problem("adapter-swap", f"replica {replica.number}", what, fix)]
+
+
+def base_of_adapter(
+    registry: Registry, request: PlanRequest, manifest: Manifest, replicas: Sequence[OpenReplica]
+) -> TrainedBase | None:
+    """The base that the manifest's adapter belongs to, and whether the lane can send it; None for no adapter.
+
+    It is sent to all replicas or to none: where one cannot take it, all must hold it already.
+    """
+    if manifest.adapter is None:
+        return None
+    trainer = registry.backend_named(request.trainer_backend)
+    reason = ""
+    if trainer is None or Capability.EXPORT_BASE not in trainer.descriptor.capabilities:
+        reason = f"trainer backend {request.trainer_backend} cannot export phase base"
+    for replica in replicas:
+        if Capability.RECEIVE_BASE not in replica.selected.descriptor.capabilities:
+            reason = reason or f"backend {replica.selected.reference} cannot receive phase base"
+    return trained_base(manifest.base, lane=request.lane, not_sent=reason)
 
 
 def naming_problems(replicas: Sequence[ReplicaPlan]) -> list[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
+import xxhash
 
 from weightlane.errors import SyncError
 from weightlane.peft import AdapterConfig
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 SwapPolicy: TypeAlias = Literal["two_slot", "paused"]
 """`two_slot`: the old adapter serves until the new one is verified and published. `paused`: one slot and a
 name that never changes; generation is held back across the swap."""
+
+SWAP_POLICIES: tuple[SwapPolicy, ...] = ("two_slot", "paused")
+SLOTS_NEEDED: dict[SwapPolicy, int] = {"two_slot": 2, "paused": 1}
+"""Adapters that an engine must be able to hold at once, for each adapter that a lane serves there."""
 
 GenerationDuringSync: TypeAlias = Literal["held", "goes-on"]
 """Whether a front holds generation back from the first message of a sync until it is published."""
@@ -56,16 +61,37 @@ class AdapterExpression(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         return "goes-on" if self.swap == "two_slot" else "held"
 
 
-class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a receiver needs to know of an adapter beside its tensors; the same over every transport.
+class TrainedBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The base that an adapter was trained on, on which alone it means something.
 
-    `base` maps each tensor of the trainer's base to the digest of its values (`weightlane.base_digest`): an
-    adapter means something only on the base that it was trained on.
+    `identity` is what workers remember of a base that they hold. `values` maps each of its tensors to the
+    digest of its values (`weightlane.base_digest`), where the trainer can tell without a collective: then the
+    identity is theirs, else this lane's own. `sent_by` names the lane that sends it; "" where none can, for
+    the reason `not_sent`: then the receiver must hold it already.
     """
+
+    identity: str
+    values: dict[str, str] = {}
+    sent_by: str = ""
+    not_sent: str = ""
+
+
+def trained_base(values: dict[str, str], *, lane: str, not_sent: str) -> TrainedBase:
+    """The base of `lane`'s adapter, of which `values` are known; `not_sent`: why it cannot be sent.
+
+    Two lanes whose trainers can tell the values mean one base if these are equal.
+    """
+    told = msgspec.msgpack.encode(sorted(values.items())) if values else f"the base of {lane}".encode()
+    sent_by = "" if not_sent else f"{lane}.base"
+    return TrainedBase(xxhash.xxh3_64_hexdigest(told), values, sent_by, not_sent)
+
+
+class AdapterPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a receiver needs to know of an adapter beside its tensors; the same over every transport."""
 
     config: AdapterConfig
     expression: AdapterExpression
-    base: dict[str, str]
+    base: TrainedBase
 
 
 class BoundModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

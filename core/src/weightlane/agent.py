@@ -18,7 +18,7 @@ from weightlane.agent_receive import bucket_by_value, open_ring, require_disk, r
 from weightlane.agent_state import Attached, BaseState, OpenSync, require_open
 from weightlane.agent_trace import KeptTables, read_back
 from weightlane.agent_turns import Turns
-from weightlane.attach_check import attach_problems
+from weightlane.attach_check import attach_problems, base_identity
 from weightlane.engine_agent import released_by, why_not_whole
 from weightlane.errors import NotServableError, PlanError, SyncError
 from weightlane.failures import failure_of
@@ -74,7 +74,7 @@ class WorkerAgent:
         self._open: OpenSync | None = None
         self._last_opened: tuple[str, int] | None = None
         self._worker: int | None = None
-        self._verified: tuple[str, int, int] | None = None
+        self._verified: dict[str, tuple[int, int]] = {}  # by lane: sync and version
         self._held_version: int | None = None
         self._not_servable_cause = ""
         self._base = BaseState()
@@ -174,6 +174,7 @@ class WorkerAgent:
             servable=not cause and not released,
             cause=cause,
             released=released,
+            base=self._base.identity if self._base.whole and not why_not_whole(engine) else "",
         )
 
     def _attach(self, plan: ReceivePlan) -> AgentReply:
@@ -185,8 +186,9 @@ class WorkerAgent:
             raise PlanError(problems, lane=plan.lane)
         table = self._tables.of_plan(plan, description.worker, description.incarnation)
         ring = open_ring(plan, description.worker)
-        attached = Attached(plan, ring, self._base.writes, table=table)
+        attached = Attached(plan, ring, table=table)
         require_folder(plan)
+        self._base.identity = base_identity(plan, engine, self._base)
         self._detach(plan.lane)
         self._drop_abandoned()
         self._swap.take_over(plan, self._attached)
@@ -246,21 +248,24 @@ class WorkerAgent:
         self._arrived(opened, layout, *bucket_by_value(request, layout))
 
     def _publish(self, request: Publish) -> AgentReply:
-        if self._verified != (request.lane, request.sync, request.version):
+        if self._verified.get(request.lane) != (request.sync, request.version):
             raise SyncError(
                 f"Version {request.version} cannot be published on {self._origin}.",
                 f"This worker has not completed sync {request.sync} of lane {request.lane} with it.",
             )
         plan = self._attached[request.lane].plan
+        cause = ""
         if plan.phase is Phase.ADAPTER:
             self._not_servable_cause = f"Version {request.version} of its adapter was published in part only."
             self._swap.publish()
+            if not self._base.whole:
+                cause = f"Version {request.version} waits for the base of its adapter to be published."
         else:
             self._engine(plan.backend).publish(request.version)
             self._base.published()
         self._held_version = request.version
-        self._not_servable_cause = ""
-        self._verified = None
+        self._not_servable_cause = cause
+        del self._verified[request.lane]
         return Done(self._number)
 
     def _cancel(self, request: Cancel) -> AgentReply:
@@ -273,7 +278,7 @@ class WorkerAgent:
             attached.ring.close()
         if self._last_opened and self._last_opened[0] == lane:
             self._open = None
-            self._verified = None
+            self._verified.clear()
             self._discard_adapter()
 
     @property
@@ -310,7 +315,9 @@ class WorkerAgent:
         check = self._attached[lane].read_back(self._origin)
         self._open = OpenSync(plan, sync, version, digest, collector, read_back=check)
         self._last_opened = (lane, sync)
-        self._verified = None
+        # The base under an adapter stays verified while that is loaded: both are published together.
+        under = plan.adapter.base.sent_by if plan.adapter else ""
+        self._verified = {other: seen for other, seen in self._verified.items() if other == under}
         return self._open
 
     def _require_open(self, lane: str, sync: int, bucket: int | None) -> OpenSync:
@@ -372,13 +379,15 @@ class WorkerAgent:
             else:
                 self._engine(opened.plan.backend).finish(opened.version)
                 read_back(opened, self._engine(opened.plan.backend))
+                if opened.plan.base is not None:
+                    self._base.is_now(opened.plan.base)
         except Exception as error:
             self._blame(opened.plan.lane, opened.sync, error)
             raise
         opened.load_seconds += time.monotonic() - started
         self._attached[opened.plan.lane].was_read_back |= opened.equal is not None
         self._open = None
-        self._verified = (opened.plan.lane, opened.sync, opened.version)
+        self._verified[opened.plan.lane] = (opened.sync, opened.version)
         return opened.report(self._number)
 
     def _blame(self, lane: str, sync: int, error: Exception) -> None:
@@ -388,7 +397,7 @@ class WorkerAgent:
         """Drops a failed sync. One that wrote nothing, or is not the one here now, changes nothing else."""
         if self._last_opened == (lane, sync):
             self._open = None
-            self._verified = None
+            self._verified.clear()
             if self._not_servable_cause:
                 self._not_servable_cause = cause
             self._discard_adapter()

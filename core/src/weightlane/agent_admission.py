@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from weightlane.engine_agent import why_not_whole
 from weightlane.errors import SyncError
-from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from weightlane.agent_state import Attached, BaseState
@@ -55,14 +54,16 @@ def require_residency(
             "The engine or its model was made anew since the sync began.",
             "Sync again: the next sync makes the plan with it anew.",
         )
-    lost = why_not_whole(engine)
-    if attached.plan.phase is Phase.ADAPTER and lost:
+    lost, adapter = why_not_whole(engine), attached.plan.adapter
+    if adapter is None:
+        return
+    if lost:
         raise SyncError(
             f"{origin} has no base for the adapter of lane {lane}.", lost, "Sync full weights first."
         )
-    if attached.plan.phase is Phase.ADAPTER and attached.base_writes != base.writes:
+    if adapter.base.identity != base.identity:
         raise SyncError(
             f"{origin} does not hold the base any more that the adapter of lane {lane} was trained on.",
-            "Another lane has written its weights since connect.",
-            "Connect again.",
+            "Another lane has written its weights since.",
+            "Sync again: it is sent again." if adapter.base.sent_by else "Connect again.",
         )

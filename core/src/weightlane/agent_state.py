@@ -12,7 +12,7 @@ from weightlane.messages import ReceiveReport
 
 if TYPE_CHECKING:
     from weightlane.adapter_collector import AdapterCollector
-    from weightlane.adapters import AdapterBinding
+    from weightlane.adapters import AdapterBinding, TrainedBase
     from weightlane.messages import ReadBack, ReceivePlan
     from weightlane.packing import WireDigest
     from weightlane.ring import RingReader
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Attached:
-    """A lane's plan on this worker, the ring it reads (`shm`), and the base that it was checked against.
+    """A lane's plan on this worker, and the ring it reads (`shm`).
 
     `last_sync` is the last one that it has opened, `table` that of the plan, where a sync is to be read back,
     `was_read_back` whether one was.
@@ -30,7 +30,6 @@ class Attached:
 
     plan: ReceivePlan
     ring: RingReader | None = None
-    base_writes: int = 0
     last_sync: int = 0
     table: PlacementTable | None = None
     was_read_back: bool = False
@@ -60,18 +59,21 @@ class Attached:
 
 @dataclass(slots=True)
 class BaseState:
-    """The weights under any adapter: how many syncs have written them, and whether they are whole."""
+    """The weights under any adapter: which base they are, as far as is known, and whether they are whole."""
 
-    writes: int = 0
+    identity: str = ""
     whole: bool = True
 
     def written(self) -> None:
-        """A sync of full weights makes its first write."""
-        self.writes += 1
-        self.whole = False
+        """A sync makes its first write: what they were before is gone."""
+        self.identity, self.whole = "", False
+
+    def is_now(self, base: TrainedBase) -> None:
+        """They are this base: compared by value, or written to the end and verified."""
+        self.identity = base.identity
 
     def published(self) -> None:
-        """That sync, or a later one, was published."""
+        """The sync that wrote them was published."""
         self.whole = True
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from weightlane.adapter_check import check_adapter_plan
+from weightlane.engine_agent import TellsItsBase, released_by, why_not_whole
 from weightlane.errors import Problem
 from weightlane.plan_check import check_against_expected, check_layout
 from weightlane.types import Phase
@@ -40,12 +41,42 @@ def attach_problems(
     if plan.phase is not Phase.ADAPTER:
         named = [replace(item, name=plan.canonical.get(item.name, item.name)) for item in plan.tensors]
         problems += check_against_expected(named, description.expected, receiver=receiver)
-    elif not base.whole:
+    elif not base.whole and not _is_sent(plan):
         what = "a sync of full weights left it half-written, and an adapter would be put on that"
         problems.append(Problem("residency", receiver, what, "Sync full weights until it succeeds."))
     problems += _adapter_name_taken(plan, attached, receiver=receiver)
     malformed += check_adapter_plan(plan, description.expected, engine, receiver=receiver)
-    return malformed + problems + ([] if malformed else list(engine.check_plan(plan)))
+    if not malformed:
+        problems += _with_reason(plan, list(engine.check_plan(plan)))
+    return malformed + problems
+
+
+def _with_reason(plan: ReceivePlan, found: list[Problem]) -> list[Problem]:
+    """Beside what is wrong with the base that the engine holds: why the lane does not send its own."""
+    reason = plan.adapter.base.not_sent if plan.adapter else ""
+    if not reason or not any(problem.kind == "residency" for problem in found):
+        return found
+    return [*found, Problem("residency", "base", f"the lane cannot send it, because {reason}")]
+
+
+def _is_sent(plan: ReceivePlan) -> bool:
+    """Whether the base under the plan's adapter comes from here too, so that any other may be held now."""
+    return plan.adapter is not None and bool(plan.adapter.base.sent_by)
+
+
+def base_identity(plan: ReceivePlan, engine: WorkerEngine, base: BaseState) -> str:
+    """Which base a worker holds, as far as is known once it has taken the plan; "" where nothing is.
+
+    Compared by value whenever a plan tells the values: nobody else is asked what was written by other hands.
+    """
+    if plan.adapter is not None:
+        # `check_plan` of the engine has compared it where no lane could send it.
+        return base.identity if plan.adapter.base.sent_by else plan.adapter.base.identity
+    if plan.base is None or not plan.base.values or not base.whole or why_not_whole(engine):
+        return base.identity
+    if not isinstance(engine, TellsItsBase) or released_by(engine):
+        return base.identity
+    return plan.base.identity if not engine.base_problems(plan.base.values) else ""
 
 
 def _adapter_name_taken(plan: ReceivePlan, attached: Iterable[Attached], *, receiver: str) -> list[Problem]:

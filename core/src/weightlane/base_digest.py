@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 8
 _FIX = (
-    "Start the engine from the checkpoint that the trainer's base was loaded from, or use mode full. Sending "
-    "the base from here (phase base) is not built yet."
+    "Start the engine from the checkpoint that the trainer's base was loaded from, or use mode merged or "
+    "full, or a trainer and an engine between which the base can be sent."
 )
 
 

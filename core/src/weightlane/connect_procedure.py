@@ -5,6 +5,7 @@ Nothing collective starts before every rank is known to be there, and nothing is
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from typing import TYPE_CHECKING, TypeVar
@@ -12,15 +13,15 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from weightlane.agreement import put_outcome
+from weightlane.connect_planning import gather_joined, plan_request
 from weightlane.contexts import ExportContext, PeftConfigContext, StreamContext
 from weightlane.control import CONTROLLER, RankPlace
-from weightlane.errors import ExportError, PlanError, Problem, WeightlaneError
+from weightlane.errors import ExportError
 from weightlane.lane_messages import Go, Joined, Planned, Ready, RingPlace
 from weightlane.membership import Membership, close_rings, open_rings
 from weightlane.planning import (
     EXPORT_CAPABILITIES,
     MODE_PHASES,
-    PlanRequest,
     make_plan,
     map_replicas,
     open_replicas,
@@ -56,10 +57,16 @@ class ConnectProcedure:
     Args:
         wishes: what the user asked for.
         channel: this rank's end of the lane's control channel.
+        above: the agreed plan of the adapter, where what is connected is the base under it: a lane of its own
+            to engines, with the same replicas, so that it can be sent before the adapter.
     """
 
-    def __init__(self, wishes: Wishes, channel: ControlChannel) -> None:
+    def __init__(self, wishes: Wishes, channel: ControlChannel, *, above: LanePlan | None = None) -> None:
         self._wishes = wishes
+        self._above = above
+        self._phase = Phase.BASE if above else MODE_PHASES[wishes.mode]
+        self._keys = "connect-base" if above else "connect"
+        self._base: ConnectProcedure | None = None
         self._channel = channel
         self._bounds = wishes.bounds
         self._registry: Registry = get_registry()
@@ -75,19 +82,27 @@ class ConnectProcedure:
         """The lane, on every rank, or the same error on every rank."""
         from weightlane.lane import Lane
 
+        members, base = self._members()
+        return Lane(members, channel=self._channel, bounds=self._bounds, registry=self._registry, base=base)
+
+    def _members(self) -> tuple[Membership, Membership | None]:
+        """Who takes part, and who does in the base part: an engine learns first which base is meant."""
         selected, export = self._join()
         plan = self._agree_on_plan(selected)
+        under = None
+        if plan.sends_base and plan.trained_on is not None:
+            wishes = dataclasses.replace(self._wishes, lane=plan.trained_on.sent_by)
+            self._base = ConnectProcedure(wishes, self._channel, above=plan)
+            under, _ = self._base._members()
         self._get_ready(plan)
         mover = self._attach(plan, selected, export)
-        return Lane(
-            Membership(plan, mover, tuple(self._sessions), self._basis, self._folder_receivers),
-            channel=self._channel,
-            bounds=self._bounds,
-            registry=self._registry,
-        )
+        members = Membership(plan, mover, tuple(self._sessions), self._basis, self._folder_receivers)
+        return members, under
 
     def undo(self) -> None:
         """Frees what was opened, after a failure."""
+        if self._base is not None:
+            self._base.undo()
         close_rings(self._channel, self._rings)
         for session in self._sessions:
             session.close()
@@ -118,7 +133,7 @@ class ConnectProcedure:
             place = RankPlace(self._channel.rank, socket.gethostname(), os.getpid())
             return Joined(place, manifest, self._arguments())
 
-        put_outcome(self._channel, f"connect/join/{self._channel.rank}", describe)
+        put_outcome(self._channel, f"{self._keys}/join/{self._channel.rank}", describe)
         return chosen[0] if chosen else (None, None)
 
     def _with_adapter(
@@ -137,11 +152,12 @@ class ConnectProcedure:
         spec = self._wishes.trainer
         facts = self._registry.collect_facts(spec.engine)
         selected = select(self._registry, "trainer", spec.engine, facts, pin=spec.plugin)
-        _require_export(selected.descriptor, self._wishes.mode)
+        if self._above is None:
+            _require_export(selected.descriptor, self._wishes.mode)
         export = ExportContext(
             descriptor=selected.descriptor,
             model=spec.model,
-            phase=MODE_PHASES[self._wishes.mode],
+            phase=self._phase,
             rank=self._channel.rank,
             world_size=self._channel.world_size,
             options=spec.options_for(selected.descriptor),
@@ -152,30 +168,20 @@ class ConnectProcedure:
 
     def _agree_on_plan(self, selected: Selected | None) -> LanePlan:
         if self._is_controller:
-            put_outcome(self._channel, "connect/plan", lambda: self._make_plan(selected))
-        planned = self._await("connect/plan", Planned)
+            put_outcome(self._channel, f"{self._keys}/plan", lambda: self._make_plan(selected))
+        planned = self._await(f"{self._keys}/plan", Planned)
         self._channel.know_places(planned.places)
         return planned.plan
 
     def _make_plan(self, selected: Selected | None) -> Planned:
-        joined = self._gather_joined()
-        wishes = self._wishes
-        request = PlanRequest(
-            lane=wishes.lane,
-            mode=wishes.mode,
-            verify=wishes.verify,
-            bucket_bytes=wishes.bucket_bytes,
-            transport=wishes.transport,
-            trainer_backend=selected.reference if selected else wishes.trainer.engine,
-            targets=tuple(spec.target for spec in wishes.replicas),
-            pins=tuple(spec.plugin for spec in wishes.replicas),
-            open_seconds=self._bounds.connect,
-            folder=wishes.folder,
-            missing_replicas=wishes.missing_replicas,
-            release=wishes.release,
-            read_back=wishes.read_back,
-            trainer_options=wishes.trainer.options_for(selected.descriptor) if selected else {},
+        joined = gather_joined(
+            self._channel,
+            self._keys,
+            self._arguments(),
+            seconds=self._bounds.connect,
+            lane=self._wishes.lane,
         )
+        request = plan_request(self._wishes, selected, self._above)
         self._replicas = open_replicas(self._registry, request)
         parts = tuple(item.manifest for item in joined)
         self._replicas = map_replicas(self._registry, request, parts, self._replicas)
@@ -183,50 +189,15 @@ class ConnectProcedure:
         self._basis = PlanBasis(self._registry, request, parts, self._replicas)
         return Planned(plan, tuple(item.place for item in joined))
 
-    def _gather_joined(self) -> list[Joined]:
-        """Every rank's manifest. Failures of several ranks become one error that names each."""
-        joined: list[Joined] = []
-        failures: list[WeightlaneError] = []
-        everyone = range(self._channel.world_size)
-        for rank in everyone:
-            key = f"connect/join/{rank}"
-            try:
-                joined.append(self._channel.get(key, Joined, seconds=self._bounds.connect, awaited=everyone))
-            except WeightlaneError as error:
-                failures.append(error)
-        if failures and len({error.reason for error in failures}) == 1:
-            raise failures[0]
-        if failures:
-            problems = [Problem("export", f"failure {n}", str(error)) for n, error in enumerate(failures, 1)]
-            raise PlanError(problems, lane=self._wishes.lane)
-        self._require_same_arguments(joined)
-        return joined
-
-    def _require_same_arguments(self, joined: list[Joined]) -> None:
-        mine = self._arguments()
-        problems = [
-            Problem(
-                "rank-disagreement",
-                name,
-                f"rank {item.place.rank} was given {name}={item.arguments.get(name)}, rank 0 {name}={value}",
-                "Call connect with the same arguments on every rank.",
-            )
-            for item in joined
-            for name, value in mine.items()
-            if item.arguments.get(name) != value
-        ]
-        if problems:
-            raise PlanError(problems, lane=self._wishes.lane)
-
     # -- ready: rings on the ranks that send, the lane's own group where collectives are needed ------------
 
     def _get_ready(self, plan: LanePlan) -> None:
         rank = self._channel.rank
-        put_outcome(self._channel, f"connect/ready/{rank}", lambda: self._make_rings(plan))
+        put_outcome(self._channel, f"{self._keys}/ready/{rank}", lambda: self._make_rings(plan))
         if self._is_controller:
-            put_outcome(self._channel, "connect/go", self._everyone_ready)
-        self._await("connect/go", Go)
-        put_outcome(self._channel, f"connect/group/{rank}", lambda: self._make_group(plan))
+            put_outcome(self._channel, f"{self._keys}/go", self._everyone_ready)
+        self._await(f"{self._keys}/go", Go)
+        put_outcome(self._channel, f"{self._keys}/group/{rank}", lambda: self._make_group(plan))
 
     def _make_rings(self, plan: LanePlan) -> Ready:
         if self._is_controller and plan.over_disk:
@@ -241,7 +212,7 @@ class ConnectProcedure:
         return Go()
 
     def _gather_ready(self) -> list[RingPlace]:
-        ready = self._channel.gather("connect/ready", Ready, seconds=self._bounds.connect)
+        ready = self._channel.gather(f"{self._keys}/ready", Ready, seconds=self._bounds.connect)
         return [place for item in ready for place in item.rings]
 
     def _make_group(self, plan: LanePlan) -> Go:
@@ -256,14 +227,14 @@ class ConnectProcedure:
         movers: list[Mover] = []
 
         def attach_all() -> Go:
-            self._channel.gather("connect/group", Go, seconds=self._bounds.connect)
+            self._channel.gather(f"{self._keys}/group", Go, seconds=self._bounds.connect)
             self._attach_replicas(plan)
             movers.append(self._mover(plan, selected, export))
             return Go()
 
         if self._is_controller:
-            put_outcome(self._channel, "connect/attached", attach_all)
-        self._await("connect/attached", Go)
+            put_outcome(self._channel, f"{self._keys}/attached", attach_all)
+        self._await(f"{self._keys}/attached", Go)
         for ring in self._rings:
             ring.attached()
         return movers[0] if movers else self._mover(plan, selected, export)

@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from weightlane.adapters import SWAP_POLICIES
 from weightlane.bounds import DEFAULT_BOUNDS, Bounds
 from weightlane.buckets import DEFAULT_BUCKET_BYTES
 from weightlane.errors import EngineError, UsageError, near_names
@@ -16,6 +17,7 @@ from weightlane.types import MEMORY_TAGS, READ_BACK_POLICIES, VERIFY_LEVELS, Mod
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from weightlane.adapters import SwapPolicy
     from weightlane.lane import Lane
     from weightlane.specs import RolloutSpec, TrainerSpec
     from weightlane.types import MemoryTag, MissingPolicy, ReadBackPolicy, VerifyLevel
@@ -37,6 +39,7 @@ def connect(
     missing_replicas: MissingPolicy = "fail",
     release: Collection[MemoryTag] = (),
     read_back: ReadBackPolicy = "first",
+    swap: SwapPolicy | None = None,
     control: str | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
     locked: str | Path | None = None,
@@ -71,6 +74,11 @@ def connect(
             in place. `first`: at the first sync of the lane, and of a replica that came back. `always`: at
             every sync. `never`. It costs the worker two hashes of its weights. Replicas without a table are
             not compared, and refused with `always`.
+        swap: in mode adapter, how a new adapter takes the place of the old one. `two_slot` (None means it):
+            the old one serves until the new one is published, and each version has a name of its own.
+            `paused`: the engine holds one adapter, whose name never changes; generation is held back while it
+            is exchanged. An engine that cannot keep the policy is refused. `lane.adapter_ref()` is right
+            under both.
         control: `tcp://host:port` of the control channel, equal on all ranks; None asks the store that
             `torch.distributed` was initialised with.
         bounds: every wait's limit.
@@ -80,7 +88,8 @@ def connect(
     Raises:
         LockError: what would be selected is not what the lock names, or the lock cannot be read.
         PlanError: every problem of the plan at once.
-        UsageError: `verify` or `read_back` is no word of theirs; raised before any other rank is met.
+        UsageError: `verify`, `read_back` or `swap` is no word of theirs, or `swap` means nothing here;
+            raised before any other rank is met.
         WeightlaneError: an engine that does not answer, no backend, a lost rank.
     """
     from weightlane.connect_procedure import ConnectProcedure
@@ -92,6 +101,7 @@ def connect(
     level, tags, moved = _verify_level(verify), _memory_tags(release), Mode(mode)
     carrier = None if transport is None else TransportName(transport)
     compared = _read_back_policy(read_back)
+    swapped = _swap_policy(swap, moved)
     rank, world_size = _place_among_ranks()
     number = next(_lane_numbers)
     channel = open_control_channel(
@@ -116,6 +126,7 @@ def connect(
         lane=f"lane-{number}-{secrets.token_hex(3)}",
         locked=None if locked is None else Path(locked),
         read_back=compared,
+        swap=swapped,
     )
     procedure = ConnectProcedure(wishes, channel)
     try:
@@ -158,6 +169,23 @@ def _read_back_policy(wanted: str) -> ReadBackPolicy:
         f"read_back={wanted!r} is unknown.",
         f"It is one of {', '.join(READ_BACK_POLICIES)}.",
         "Correct connect(...).",
+    )
+
+
+def _swap_policy(wanted: str | None, mode: Mode) -> SwapPolicy:
+    if wanted is not None and mode is not Mode.ADAPTER:
+        raise UsageError(
+            f"swap={wanted!r} was given with mode {mode.value}.",
+            "It says how adapters are swapped, and only mode adapter moves any.",
+            "Leave it out, or connect with mode='adapter'.",
+        )
+    for policy in SWAP_POLICIES:
+        if (wanted or SWAP_POLICIES[0]) == policy:
+            return policy
+    raise UsageError(
+        f"swap={wanted!r} is no policy.",
+        f"It is one of {', '.join(SWAP_POLICIES)}.",
+        f"Use {(near_names(str(wanted), SWAP_POLICIES) or SWAP_POLICIES)[0]}.",
     )
 
 

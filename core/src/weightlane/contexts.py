@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
+    from weightlane.adapters import SwapPolicy
     from weightlane.buckets import BucketLayout
     from weightlane.facts import EngineFacts
     from weightlane.manifest import Manifest, TensorSpec
@@ -57,7 +58,8 @@ class LaunchContext:
     """For `weightlane_plan_launch`: what the lane will need, before the engine starts.
 
     `facts.device` is "cpu" for an engine that is to use no GPU. `address` is where a lane is to reach it, ""
-    for what the plugin proposes.
+    for what the plugin proposes. `swap` is how the lane will swap adapters (mode adapter): the engine needs
+    `weightlane.adapters.SLOTS_NEEDED` of them.
     """
 
     descriptor: BackendDescriptor
@@ -66,6 +68,7 @@ class LaunchContext:
     model: str
     tensor_parallel: int = 1
     address: str = ""
+    swap: SwapPolicy = "two_slot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +110,16 @@ class PeftConfigContext:
 
 @dataclass(frozen=True, slots=True)
 class ExpressAdapterContext:
-    """For `weightlane_express_adapter`: the agreed adapter and the engine that is to take it."""
+    """For `weightlane_express_adapter`: the agreed adapter and the engine that is to take it.
+
+    `swap` is the policy that the user chose; an engine that cannot keep it refuses with a PlanError.
+    """
 
     descriptor: BackendDescriptor
     facts: EngineFacts
     adapter: AdapterConfig
     workers: tuple[WorkerDescription, ...]
+    swap: SwapPolicy = "two_slot"
 
 
 @dataclass(frozen=True, slots=True)

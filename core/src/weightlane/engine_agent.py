@@ -77,6 +77,17 @@ class TracesLoads(Protocol):
         """The model's tensors by the names of a table's targets, aliases included, looked up at this call."""
 
 
+@runtime_checkable
+class TellsItsBase(Protocol):
+    """A `WorkerEngine` that can compare the values that it holds with those an adapter was trained on."""
+
+    def base_problems(self, trained_on: Mapping[str, str]) -> Sequence[Problem]:
+        """Where its weights differ from digests by checkpoint name (`weightlane.base_digest`).
+
+        Writes nothing. Asked when a lane is attached, so it may take as long as reading the weights does.
+        """
+
+
 def released_by(engine: WorkerEngine) -> tuple[str, ...]:
     """What an engine has let go; nothing where it cannot sleep."""
     return tuple(engine.released()) if isinstance(engine, LetsGoOfMemory) else ()

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 EventKind: TypeAlias = Literal[
-    "planned", "sync-started", "bucket-moved", "replica-reported", "published", "sync-failed", "closed"
+    "planned",
+    "sync-started",
+    "bucket-moved",
+    "replica-reported",
+    "base-sent",
+    "published",
+    "sync-failed",
+    "closed",
 ]
+"""`base-sent`: in mode adapter, the base was brought to replicas that did not hold it, before the adapter."""
 
 
 if TYPE_CHECKING:

@@ -6,11 +6,14 @@ alone talks to engines. A sync that fails on one process fails on all, with the 
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from weightlane.adapters import published_adapter
 from weightlane.connecting import connect, rollout, trainer
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from weightlane.sample_version import SampleVersion
 
 _CLOSE_SECONDS = 20.0
+log = logging.getLogger("weightlane.lane")
 
 __all__ = ["Lane", "Mode", "connect", "rollout", "trainer"]
 
@@ -55,15 +59,23 @@ class Lane:
     """
 
     def __init__(
-        self, members: Membership, *, channel: ControlChannel, bounds: Bounds, registry: Registry
+        self,
+        members: Membership,
+        *,
+        channel: ControlChannel,
+        bounds: Bounds,
+        registry: Registry,
+        base: Membership | None = None,
     ) -> None:
         self._members = members
+        self._base = base
         self._channel = channel
         self._bounds = bounds
         self._events = EventSource(registry, members.plan.lane, channel.rank)
         self._record = LaneRecord(channel.rank)
         self._record.connected(members.plan)
         self._run: SyncRun | None = None
+        self._running: tuple[SyncRun, ...] = ()
         # Bounded by not waiting, or by a timeout: see `_alone` and `close`.
         self._calling = threading.Lock()
         self._closed = False
@@ -72,8 +84,11 @@ class Lane:
     # -- what it is ---------------------------------------------------------------------------------------
 
     def plan(self) -> LanePlan:
-        """What was decided at connect; print it. A replica that came back shows its new incarnation."""
-        return self._members.plan
+        """What was decided at connect; print it. A replica that came back shows its new incarnation.
+
+        In mode adapter its `base` is the plan by which the base is sent, where the lane can send it.
+        """
+        return msgspec.structs.replace(self._members.plan, base=self._base.plan if self._base else None)
 
     @property
     def published_version(self) -> int | None:
@@ -203,8 +218,9 @@ class Lane:
         Returns:
             False where nothing runs, or the version is staged already: that is decided, and not torn.
         """
-        run = self._run
-        return run.interrupt(why) if run is not None and self._calling.locked() else False
+        running = self._running if self._calling.locked() else ()
+        interrupted = [run.interrupt(why) for run in running]  # each of them, not only the first that can be
+        return any(interrupted)
 
     def close(self) -> None:
         """Lets go of rings, plans and handles. The engines live on. Idempotent.
@@ -218,9 +234,9 @@ class Lane:
         try:
             self._closed = True
             self._record.phase = "closed"
-            for session in self._members.sessions:
-                session.close()
-            self._members.mover.close()
+            for members in (self._members, self._base):
+                if members is not None:
+                    members.close()
             self._channel.close()
             self._events.tell("closed", self.published_version or 0)
         finally:
@@ -244,23 +260,38 @@ class Lane:
         self._require_open()
         self._record.syncs += 1
         self._record.staged = None
-        self._events.sync = self._record.syncs
-        run = self._run = SyncRun(
-            self._members,
-            self._channel,
-            self._bounds,
-            self._events,
-            sync=self._record.syncs,
-            version=version,
-        )
+        sync = self._events.sync = self._record.syncs
+        common = (self._channel, self._bounds, self._events)
+        base = None
+        if self._base is not None:
+            base = SyncRun(self._base, *common, sync=sync, version=version, part="base")
+        run = self._run = SyncRun(self._members, *common, sync=sync, version=version, base=base)
+        self._running = (base, run) if base else (run,)
         self._events.tell("sync-started", version)
+        if base is not None:
+            self._stage_base(base)
         try:
             report = run.stage(self._record.published)
         except BaseException as error:
             raise self._failed(run, error) from error
+        if report is None:
+            raise AssertionError("only a base may be there already")
         self._record.started(run.go)
         self._record.has_staged(report)
         return report
+
+    def _stage_base(self, run: SyncRun) -> None:
+        """Brings the base to whoever does not hold it; it is served with the adapter, not before."""
+        try:
+            report = run.stage(None)
+        except BaseException as error:
+            raise self._failed(run, error) from error
+        self._record.started(run.go)
+        if report is not None:
+            self._record.base_written(report.phases[-1].replicas)
+            self._events.tell("base-sent", run.version, nbytes=report.nbytes, detail=str(report.phases[-1]))
+            if self._channel.rank == CONTROLLER:
+                log.warning("lane %s, sync %d: %s", self._members.plan.lane, run.sync, report.phases[-1])
 
     def _commit(self) -> None:
         self._require_open()
@@ -286,6 +317,7 @@ class Lane:
         finally:
             if run.progress != "starting":  # else nobody said who takes part
                 self._record.started(run.go)
+                self._record.base_written([item.replica for item in run.go.needs_base])
             self._record.has_failed(told, run.progress, run.version, run.published)
         return told
 

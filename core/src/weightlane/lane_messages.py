@@ -8,6 +8,7 @@ from weightlane.control import RankPlace
 from weightlane.manifest import RankManifest
 from weightlane.messages import ReadBack, ReceiveReport
 from weightlane.plan import LanePlan
+from weightlane.types import Phase
 
 
 class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="joined"):
@@ -70,11 +71,22 @@ class MissingReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cause: str
 
 
+class NeedsBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica that does not hold the base under the lane's adapter, and why that is known."""
+
+    replica: int
+    why: str
+
+
 class SyncGo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sync-go"):
-    """The controller's verdict on a sync's start. With `rejoining`, rings come before the first bucket."""
+    """The controller's verdict on a sync's start. With `rejoining`, rings come before the first bucket.
+
+    `needs_base` lists, in phase BASE, the replicas that are sent it; all others are left as they are.
+    """
 
     rejoining: tuple[Rejoining, ...] = ()
     missing: tuple[MissingReplica, ...] = ()
+    needs_base: tuple[NeedsBase, ...] = ()
 
 
 class RankMoved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rank-moved"):
@@ -100,13 +112,34 @@ class ReplicaReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read_back: tuple[ReadBack, ...] = ()
 
 
+class PhaseReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One phase of a sync: which replicas it went to, and what each of them received.
+
+    `why` tells, in phase BASE, per replica why it did not hold the base.
+    """
+
+    phase: Phase
+    replicas: tuple[int, ...]
+    tensors: int
+    nbytes: int
+    seconds: float
+    verified: tuple[str, ...]
+    why: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        to = ", ".join(str(number) for number in self.replicas)
+        why = f" ({'; '.join(self.why)})" if self.why else ""
+        return f"{self.phase.value}: {self.tensors} tensors, {self.nbytes} bytes to replica {to}{why}"
+
+
 class SyncReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sync-report"):
     """What one sync did.
 
     `seconds` is the controller's wall time from its call to the last replica's report. `digest` is over the
     travelling bytes ("" at level `counts`); `unchanged_since` names the last published version with the same
     digest, which is an alarm if the optimizer stepped in between. `missing` lists replicas that the lane went
-    on without; `rejoined` those that had been started anew and were brought level by this sync.
+    on without; `rejoined` those that had been started anew and were brought level by this sync. `phases` has
+    each phase that ran, in order; all other figures are the last one's.
     """
 
     lane: str
@@ -121,6 +154,7 @@ class SyncReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
     replicas: tuple[ReplicaReport, ...]
     missing: tuple[MissingReplica, ...] = ()
     rejoined: tuple[int, ...] = ()
+    phases: tuple[PhaseReport, ...] = ()
 
 
 class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="committed"):

@@ -91,6 +91,7 @@ class LaneRecord:
     last_error: str = ""
     versions: PublishedVersions = field(default_factory=PublishedVersions)
     _serving_on: frozenset[int] = frozenset()
+    _rewritten: frozenset[int] = frozenset()
     _replicas: dict[int, ReplicaState] = field(default_factory=dict)
 
     def connected(self, plan: LanePlan) -> None:
@@ -114,17 +115,22 @@ class LaneRecord:
             cause = missing.get(number, "")
             known[number] = replace(state, missing=cause, servable=None if cause else state.servable)
 
+    def base_written(self, replicas: Collection[int]) -> None:
+        """The base is written on these: whatever adapter they served is gone, until a sync is published."""
+        self._rewritten |= frozenset(replicas)
+
     def has_staged(self, report: SyncReport) -> None:
         """Every replica that takes part is written; it is fenced unless it serves on what it had."""
         self.phase, self.staged, self.last_error = "staged", report, ""
         for number in self._taking_part():
-            serves_on = number in self._serving_on
+            serves_on = number in self._serving_on - self._rewritten
             self._replicas[number] = replace(self._replicas[number], servable=serves_on)
 
     def has_published(self, report: SyncReport) -> None:
         """Every replica that took part serves the version."""
         self.phase, self.staged, self.published = "published", None, report
         self.versions.add(report.version)
+        self._rewritten -= frozenset(self._taking_part())
         self._serve(self._taking_part(), report.version)
 
     def has_failed(
@@ -134,10 +140,9 @@ class LaneRecord:
         self.phase, self.staged = "failed", None
         self.last_error = f"{type(error).__name__}: {error}"
         self._serve(published, version)
-        if progress == "starting":
-            return
-        for number in self._taking_part():
-            if number not in published and number not in self._serving_on:
+        self._rewritten -= frozenset(published)
+        for number in self._rewritten if progress == "starting" else self._taking_part():
+            if number not in published and number not in self._serving_on - self._rewritten:
                 servable = None if progress == "moving" else False
                 self._replicas[number] = replace(self._replicas[number], servable=servable)
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from weightlane.rejoin import plan_with
 from weightlane.residency import ReplicaResidency, ask_together
-from weightlane.types import TransportName
+from weightlane.types import Phase, TransportName
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from weightlane.control import ControlChannel
-    from weightlane.lane_messages import Rejoining
+    from weightlane.lane_messages import Rejoining, SyncGo
     from weightlane.moving import Mover
     from weightlane.plan import LanePlan
     from weightlane.planning import OpenReplica
@@ -47,6 +47,20 @@ class Membership:
 
     def __post_init__(self) -> None:
         self.joined = (0,) * len(self.plan.replicas)
+
+    def absent(self, go: SyncGo) -> frozenset[int]:
+        """Replicas that a sync goes on without: missing ones and, in phase BASE, all that hold the base."""
+        missing = {item.replica for item in go.missing}
+        if self.plan.phase is not Phase.BASE:
+            return frozenset(missing)
+        needing = {item.replica for item in go.needs_base}
+        return frozenset(range(len(self.plan.replicas))) - needing | missing
+
+    def close(self) -> None:
+        """Lets go of what this rank feeds and, on the controller, of every replica."""
+        for session in self.sessions:
+            session.close()
+        self.mover.close()
 
     def taking_part(self, missing: Collection[int]) -> tuple[ReplicaSession, ...]:
         """On the controller: the sessions of all replicas but the missing ones."""

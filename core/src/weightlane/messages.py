@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 
 from weightlane import errors
-from weightlane.adapters import AdapterBinding, AdapterPlan, GenerationDuringSync
+from weightlane.adapters import AdapterBinding, AdapterPlan, GenerationDuringSync, TrainedBase
 from weightlane.buckets import BucketLayout
 from weightlane.facts import EngineFacts
 from weightlane.failures import Failure
@@ -42,10 +42,10 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a receiver needs once per lane: every tensor, the bucket layouts and the ring to read from.
 
     `ring` maps a worker number to the path of the ring that it reads (transport `shm` only), `folder` is the
-    lane's folder (transport `disk` only). `adapter` is there in phase ADAPTER alone. `owner` is the
-    controller's process, where it is known. `canonical` maps a name that travels to the checkpoint's own,
-    where the two differ. `tables` names, per worker, the placement table that the plan was made from; with it
-    the worker reads back what it wrote, as often as `read_back` says.
+    lane's folder (transport `disk` only). `adapter` is there in phase ADAPTER alone, `base` in phase BASE.
+    `owner` is the controller's process, where it is known. `canonical` maps a name that travels to the
+    checkpoint's own, where the two differ. `tables` names, per worker, the placement table that the plan was
+    made from; with it the worker reads back what it wrote, as often as `read_back` says.
     """
 
     lane: str
@@ -59,6 +59,7 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str = ""
     phase: Phase = Phase.FULL
     adapter: AdapterPlan | None = None
+    base: TrainedBase | None = None
     owner: LaneOwner | None = None
     canonical: dict[str, str] = {}
     tables: dict[int, str] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
-from weightlane.adapters import AdapterExpression, AdapterPlan, GenerationDuringSync
+from weightlane.adapters import AdapterExpression, AdapterPlan, GenerationDuringSync, TrainedBase
 from weightlane.buckets import BucketLayout
 from weightlane.lane_owner import this_process
 from weightlane.manifest import Manifest
@@ -29,6 +29,9 @@ from weightlane.types import (
 
 if TYPE_CHECKING:
     from weightlane.peft import AdapterConfig
+
+FENCED = "are fenced until a sync succeeds"
+"""What becomes of receivers that a sync had begun to write, as a predicate for messages."""
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +91,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole plan, equal on every rank.
 
     `folder` is where transport `disk` writes, as the user named it ("": a private temporary folder).
+    `trained_on` is there in phases ADAPTER and BASE. `base` is the plan of phase BASE beside one of phase
+    ADAPTER, to be shown with it: it is agreed, digested and attached by itself.
     """
 
     lane: str
@@ -106,6 +111,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     release: tuple[MemoryTag, ...] = ()
     trainer_lifecycle: TrainerLifecycle = TrainerLifecycle()
     read_back: ReadBackPolicy = "first"
+    trained_on: TrainedBase | None = None
+    base: LanePlan | None = None
 
     def digest(self) -> str:
         """Sixteen hex digits; sender and receiver compare them before each sync.
@@ -115,8 +122,13 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         decided = tuple(replica.decided for replica in self.replicas)
         return xxhash.xxh3_64_hexdigest(
-            msgspec.msgpack.encode(msgspec.structs.replace(self, replicas=decided))
+            msgspec.msgpack.encode(msgspec.structs.replace(self, replicas=decided, base=None))
         )
+
+    @property
+    def sends_base(self) -> bool:
+        """Whether the base comes from here as well, to whoever does not hold it."""
+        return self.phase is Phase.ADAPTER and self.trained_on is not None and bool(self.trained_on.sent_by)
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +174,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What becomes of receivers when a sync fails, as a predicate for messages."""
         if self.replicas and all(replica.generation == "goes-on" for replica in self.replicas):
             return "serve the adapter that they served before"
-        return "are fenced until a sync succeeds"
+        return FENCED
 
     def receive_plan(self, replica: int, ring: dict[int, str], folder: str = "") -> ReceivePlan:
         """What the workers of one replica need; made by the controller, whose process it names.
@@ -171,7 +183,7 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         chosen = self.replicas[replica]
         by_reference = chosen.transport is TransportName.INPROCESS
-        config, expression = self.manifest.adapter, chosen.adapter
+        config, expression, trained = self.manifest.adapter, chosen.adapter, self.trained_on
         return ReceivePlan(
             lane=self.lane,
             plan_digest=self.digest(),
@@ -183,7 +195,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             verify="counts" if by_reference else self.verify,
             folder=folder if chosen.transport is TransportName.DISK else "",
             phase=self.phase,
-            adapter=AdapterPlan(config, expression, self.manifest.base) if config and expression else None,
+            adapter=AdapterPlan(config, expression, trained) if config and expression and trained else None,
+            base=trained if self.phase is Phase.BASE else None,
             owner=this_process(),
             canonical={
                 entry.wire: entry.canonical
@@ -195,8 +208,9 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def __str__(self) -> str:
+        part = f"{self.mode.value}, phase base" if self.phase is Phase.BASE else self.mode.value
         head = (
-            f"lane {self.lane}: {self.mode.value} from {self.trainer_backend} on {self.world_size} "
+            f"lane {self.lane}: {part} from {self.trainer_backend} on {self.world_size} "
             f"rank{_s(self.world_size)}, {len(self.tensors)} tensors, {self.nbytes / 1e6:.1f} MB in "
             f"{len(self.buckets)} bucket{_s(len(self.buckets))}, verify {self.verify}, "
             f"read back: {self.read_back}, missing replicas: {self.missing_replicas}, "
@@ -209,6 +223,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"  adapter {config.name}: rank {config.rank}, scale {config.scaling:g}, "
                 f"{len(config.target_modules)} modules{_own_words(config)}"
             )
+        if self.trained_on and self.phase is Phase.ADAPTER:
+            lines.append(f"  base {_base_told(self.trained_on)}")
         for replica in self.replicas:
             feeds = ", ".join(f"rank {peer} -> worker {worker}" for worker, peer in enumerate(replica.peers))
             lines.append(
@@ -231,11 +247,21 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lines.extend(f"    {line}" for line in str(self.schedule).splitlines())
         lines.extend(f"  trainer note: {line}" for line in self.trainer_lifecycle.notes)
         lines.extend(f"  dropped {entry.canonical}: {entry.dropped}" for entry in self.dropped)
+        if self.base:
+            lines.append("  before it, to each replica that does not hold the base:")
+            lines.extend(f"  {line}" for line in str(self.base).splitlines())
         return "\n".join(lines)
 
 
 def _own_words(config: AdapterConfig) -> str:
     return f", {len(config.own)} of them with a rank or scale of their own" if config.own else ""
+
+
+def _base_told(base: TrainedBase) -> str:
+    known = f"{len(base.values)} tensors known by value" if base.values else "known to this lane alone"
+    if base.sent_by:
+        return f"{base.identity}, {known}: sent to whoever does not hold it, asked before each sync"
+    return f"{base.identity}, {known}: must be held already, since {base.not_sent}"
 
 
 def _s(count: int) -> str:

@@ -10,13 +10,14 @@ from weightlane.front.frames import MAX_FRAME_BYTES
 from weightlane.manifest import DTYPE_BYTES, FLOATING
 from weightlane.program import AgentMove
 from weightlane.transports.disk_layout import stored_problems
-from weightlane.types import Phase, TransportName
+from weightlane.types import TransportName
 
 _FRAME_OVERHEAD = 4096
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightlane.adapters import TrainedBase
     from weightlane.buckets import BucketLayout
     from weightlane.manifest import Manifest
     from weightlane.messages import WireTensor
@@ -132,13 +133,16 @@ def frame_problems(
     ]
 
 
-def memory_problems(
-    program: Program, release: Sequence[MemoryTag], phase: Phase, replica: OpenReplica
-) -> list[Problem]:
-    """Memory that the lane is to let go and this backend plans no calls for, or that no sync restores."""
-    if phase is Phase.ADAPTER and "weights" in release:
-        what = "an adapter's sync does not bring back the base, which would be lost"
-        return [Problem("release", "weights", what, 'Release "kv_cache" alone in this mode.')]
+def lost_base_problems(release: Sequence[MemoryTag], base: TrainedBase | None) -> list[Problem]:
+    """Weights that are let go under an adapter, where no sync brings the base back."""
+    if base is None or base.sent_by or "weights" not in release:
+        return []
+    what = f"an adapter's sync does not bring back the base, which would be lost: {base.not_sent}"
+    return [Problem("release", "weights", what, 'Release "kv_cache" alone in this mode.')]
+
+
+def memory_problems(program: Program, release: Sequence[MemoryTag], replica: OpenReplica) -> list[Problem]:
+    """Memory that the lane is to let go and this backend plans no calls for."""
     planned = [item.tag for item in program.memory]
     return [
         Problem(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from weightlane.adapter_planning import in_one_form, naming_problems
+from weightlane.adapter_planning import base_of_adapter, in_one_form, naming_problems
 from weightlane.buckets import lay_out_buckets
 from weightlane.contexts import (
     BuildRequestsContext,
@@ -20,6 +20,7 @@ from weightlane.plan_problems import (
     disagreements,
     folder_problems,
     frame_problems,
+    lost_base_problems,
     memory_problems,
     read_back_problems,
 )
@@ -31,7 +32,7 @@ from weightlane.types import Capability, Mode, Phase
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightlane.adapters import AdapterExpression
+    from weightlane.adapters import AdapterExpression, SwapPolicy, TrainedBase
     from weightlane.contexts import RolloutTarget
     from weightlane.endpoint import EngineEndpoint
     from weightlane.facts import EngineFacts
@@ -56,7 +57,7 @@ EXPORT_CAPABILITIES: dict[Mode, Capability] = {
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What the user asked for, as far as planning needs it."""
+    """What the user asked for, as far as planning needs it; `trained_on` where phase BASE is planned."""
 
     lane: str
     mode: Mode
@@ -72,6 +73,8 @@ class PlanRequest:
     release: tuple[MemoryTag, ...] = ()
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     read_back: ReadBackPolicy = "first"
+    swap: SwapPolicy = "two_slot"
+    trained_on: TrainedBase | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ def map_replicas(
     manifest, _ = merge_rank_manifests(parts)
     if manifest is None:
         return tuple(replicas)
-    manifest = in_one_form(registry, manifest, replicas).manifest
+    manifest = in_one_form(registry, manifest, replicas, request.swap).manifest
     return tuple(
         replica
         if replica.mapped is not None
@@ -162,7 +165,7 @@ def make_plan(
     problems: list[Problem] = []
     if not replicas:
         problems.append(Problem("replica", "rollout", "no replica was given to the controller"))
-    form = in_one_form(registry, manifest, replicas)
+    form = in_one_form(registry, manifest, replicas, request.swap)
     manifest = form.manifest
     problems.extend(form.problems)
     mapped = [item.mapped or map_replica(registry, request, manifest, item) for item in replicas]
@@ -176,6 +179,8 @@ def make_plan(
     tensors = wire_tensors(entries, shapes)
     buckets = lay_out_buckets(tensors, bucket_bytes=request.bucket_bytes)
     problems.extend(folder_problems(request.transport, request.folder, entries, tensors))
+    trained_on = request.trained_on or base_of_adapter(registry, request, manifest, replicas)
+    problems.extend(lost_base_problems(request.release, trained_on))
     plans: list[ReplicaPlan] = []
     for replica, item in zip(replicas, mapped, strict=True):
         transport = choose_transport(
@@ -205,7 +210,7 @@ def make_plan(
             registry.call_plan_lifecycle(replica.selected, context),
         )
         problems += frame_problems(program, buckets, tensors)
-        problems += memory_problems(program, request.release, manifest.phase, replica)
+        problems += memory_problems(program, request.release, replica)
         problems += read_back_problems(program, request.read_back, item.reason, replica)
         first = sum(len(plan.peers) for plan in plans)
         plans.append(_replica_plan(replica, item, transport, program, expression, len(parts), first))
@@ -229,6 +234,7 @@ def make_plan(
         release=request.release,
         trainer_lifecycle=_trainer_lifecycle(registry, request, manifest),
         read_back=request.read_back,
+        trained_on=trained_on,
     )
 
 

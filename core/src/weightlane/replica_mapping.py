@@ -19,7 +19,7 @@ from weightlane.trace.asking import ask_for_tables, sources_to_trace
 from weightlane.trace.figures import figures_of
 from weightlane.trace.plan_verdict import table_problems
 from weightlane.trace.table import Untraced
-from weightlane.types import Capability, Mode
+from weightlane.types import Capability, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from weightlane.trace.table import PlacementTable
     from weightlane.types import Coverage
 
-_RECEIVE: dict[Mode, Capability] = {
-    Mode.FULL: Capability.RECEIVE_FULL,
-    Mode.MERGED: Capability.RECEIVE_MERGED,
-    Mode.ADAPTER: Capability.RECEIVE_ADAPTER,
+_RECEIVE: dict[Phase, Capability] = {
+    Phase.FULL: Capability.RECEIVE_FULL,
+    Phase.MERGED: Capability.RECEIVE_MERGED,
+    Phase.BASE: Capability.RECEIVE_BASE,
+    Phase.ADAPTER: Capability.RECEIVE_ADAPTER,
 }
 _NAMED_ALREADY = ("missing-name", "extra-name", "shape")
 
@@ -64,7 +65,7 @@ def map_replica(
     Raises:
         WeightlaneError: an engine that was asked for its tables and failed.
     """
-    refused = _capability_problem(replica, request.mode)
+    refused = _capability_problem(replica, manifest.phase)
     if refused is not None:
         return MappedReplica((), (refused,))
     where = f"{replica.facts.engine} at {replica.endpoint.address}"
@@ -119,14 +120,14 @@ def _unproven(
     return MappedReplica(assumed.entries, (*problems, *more), "assumed", reason)
 
 
-def _capability_problem(replica: OpenReplica, mode: Mode) -> Problem | None:
+def _capability_problem(replica: OpenReplica, phase: Phase) -> Problem | None:
     descriptor = replica.selected.descriptor
-    if _RECEIVE[mode] in descriptor.capabilities:
+    if _RECEIVE[phase] in descriptor.capabilities:
         return None
     return Problem(
         "capability",
         descriptor.name,
-        f"backend {descriptor.name} of {replica.selected.distribution} cannot receive mode {mode.value}",
+        f"backend {descriptor.name} of {replica.selected.distribution} cannot receive mode {phase.value}",
         f"It can: {', '.join(sorted(item.value for item in descriptor.capabilities))}.",
     )
 

@@ -23,7 +23,8 @@ class WorkerResidency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     """One worker's own word.
 
     `plan_digest` is that of the plan it holds for the lane that asks ("" for none). `cause` says why it is
-    not servable. `released` lists memory that was let go and not taken back, such as `weights`.
+    not servable. `released` lists memory that was let go and not taken back, such as `weights`. `base` is the
+    identity of the whole base that it holds for adapters ("" where none is known).
     """
 
     worker: int
@@ -33,6 +34,7 @@ class WorkerResidency(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     servable: bool = True
     cause: str = ""
     released: tuple[str, ...] = ()
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,14 @@ class ReplicaResidency:
             for item in self.workers
         )
         return f"replica {self.replica} at {self.address}: {told}"
+
+    def why_no_base(self, identity: str) -> str:
+        """Why a base of that identity must be sent; "" where every worker holds it."""
+        for worker in self.workers:
+            if worker.base != identity:
+                held = f"another base ({worker.base})" if worker.base else "no base that is known and whole"
+                return f"worker {worker.worker} holds {held}" + (f": {worker.cause}" if worker.cause else "")
+        return ""
 
     def is_as_planned(self, replica: ReplicaPlan, plan_digest: str) -> bool:
         """Whether these are the very workers that the plan was made for, and hold it where agents run."""

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
 from weightlane.agreement import put_outcome
 from weightlane.control import CONTROLLER
 from weightlane.errors import EngineDeadError, SyncError, SyncTimeoutError, WeightlaneError
-from weightlane.lane_messages import Go, MissingReplica, Ready, RingPlace, SyncGo, SyncStart
+from weightlane.lane_messages import (
+    Go,
+    MissingReplica,
+    NeedsBase,
+    Ready,
+    RingPlace,
+    SyncGo,
+    SyncStart,
+)
 from weightlane.membership import close_rings, open_rings
 from weightlane.rejoin import plan_with, rejoining
 from weightlane.replica_session import take_steps
 from weightlane.schedule import BEFORE_MOVE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
@@ -27,6 +37,7 @@ if TYPE_CHECKING:
     from weightlane.rejoin import PlanBasis
     from weightlane.replica_session import ReplicaSession
     from weightlane.residency import ReplicaResidency
+    from weightlane.sync_verdicts import SyncPart
     from weightlane.transports.shm import ShmSink
     from weightlane.transports.sink import Sink
 
@@ -44,6 +55,7 @@ class StartProcedure:
         version: what this rank was asked to move.
         patience: how long a rank waits for the controller's word.
         abort: the name of this sync's abort.
+        part: which part of the sync. `base` begins on the replicas alone that do not hold the base.
     """
 
     def __init__(
@@ -56,6 +68,7 @@ class StartProcedure:
         version: int,
         patience: float,
         abort: str,
+        part: SyncPart = "sync",
     ) -> None:
         self._members = members
         self._channel = channel
@@ -64,6 +77,7 @@ class StartProcedure:
         self._version = version
         self._patience = patience
         self._abort = abort
+        self._part = part
         self._opened: list[OpenReplica] = []
         self._rings: list[ShmSink] = []
         self._answers: dict[int, ReplicaResidency] = {}
@@ -85,22 +99,23 @@ class StartProcedure:
             ready()
             return SyncStart(self._version, self._members.plan.digest(), self._members.joined)
 
-        put_outcome(self._channel, f"sync/{self._sync}/start/{self._channel.rank}", started)
+        put_outcome(self._channel, f"{self._part}/{self._sync}/start/{self._channel.rank}", started)
         if self._is_controller:
-            put_outcome(self._channel, f"sync/{self._sync}/go", self._decide)
+            put_outcome(self._channel, f"{self._part}/{self._sync}/go", self._decide)
         go = self._verdict("go", SyncGo)
         if go.rejoining:
             self._take_back(go)
             if self._is_controller:
-                put_outcome(self._channel, f"sync/{self._sync}/begun", lambda: self._begin(go))
-            self._verdict("begun", Go)
+                name = f"{self._part}/{self._sync}/begun"
+                put_outcome(self._channel, name, lambda: self._begin(self._asked_again(go)))
+            return self._verdict("begun", SyncGo)
         return go
 
     # -- the controller's verdict ---------------------------------------------------------------------------
 
     def _decide(self) -> SyncGo:
         starts = self._channel.gather(
-            f"sync/{self._sync}/start", SyncStart, seconds=self._bounds.start, abort=self._abort
+            f"{self._part}/{self._sync}/start", SyncStart, seconds=self._bounds.start, abort=self._abort
         )
         self._require_agreement(starts)
         answers = self._members.ask(self._bounds.start)
@@ -116,10 +131,31 @@ class StartProcedure:
             for number in back:
                 self._opened.append(self._basis.reopen(number))
             self._basis.require_same_plan(self._members.plan, self._opened)
-        go = SyncGo(rejoining(self._opened), missing)
-        if not back:
-            self._begin(go)
-        return go
+        go = SyncGo(rejoining(self._opened), missing, self._needs_base(numbers))
+        return go if back else self._begin(go)
+
+    def _asked_again(self, go: SyncGo) -> SyncGo:
+        """Replicas that joined tell only now which base they hold: they were given it to compare."""
+        if self._part != "base":
+            return go
+        missing = {item.replica for item in go.missing}
+        answers = self._members.ask(self._bounds.start, missing=missing)
+        for answer in answers:
+            if answer.error is not None:
+                raise answer.error
+        self._answers = {answer.replica: answer for answer in answers}
+        return msgspec.structs.replace(go, needs_base=self._needs_base(missing))
+
+    def _needs_base(self, missing: Collection[int]) -> tuple[NeedsBase, ...]:
+        trained = self._members.plan.trained_on
+        if self._part != "base" or trained is None:
+            return ()
+        told = {
+            number: answer.why_no_base(trained.identity)
+            for number, answer in self._answers.items()
+            if number not in missing
+        }
+        return tuple(NeedsBase(number, why) for number, why in told.items() if why)
 
     def _require_agreement(self, starts: Sequence[SyncStart]) -> None:
         asked = {rank: start.version for rank, start in enumerate(starts)}
@@ -161,10 +197,10 @@ class StartProcedure:
         same_rings = all(start.joined[number : number + 1] == here[number : number + 1] for start in starts)
         return not same_rings or not answer.is_as_planned(plan.replicas[number], plan.digest())
 
-    def _begin(self, go: SyncGo) -> Go:
+    def _begin(self, go: SyncGo) -> SyncGo:
         """Takes every replica's steps before the move and, over rings, starts the long receive calls."""
         missing = {item.replica for item in go.missing}
-        sessions = self._members.taking_part(missing)
+        sessions = self._members.taking_part(self._members.absent(go))
         for session in self._members.sessions:
             if session.number in missing:
                 session.touched()
@@ -179,7 +215,7 @@ class StartProcedure:
         self._channel.check_abort(self._abort)
         for session in sessions:
             session.touched()
-        return Go()
+        return go
 
     # -- a replica comes back -------------------------------------------------------------------------------
 
@@ -191,10 +227,12 @@ class StartProcedure:
             open_rings(plan_with(self._members.plan, go.rejoining), self._channel, numbers, self._rings)
             return Ready(tuple(RingPlace(ring.replica, ring.worker, ring.path) for ring in self._rings))
 
-        put_outcome(self._channel, f"sync/{self._sync}/rings/{self._channel.rank}", rings)
+        put_outcome(self._channel, f"{self._part}/{self._sync}/rings/{self._channel.rank}", rings)
         sessions: list[ReplicaSession] = []
         if self._is_controller:
-            put_outcome(self._channel, f"sync/{self._sync}/joined", lambda: self._attach(go, sessions))
+            put_outcome(
+                self._channel, f"{self._part}/{self._sync}/joined", lambda: self._attach(go, sessions)
+            )
         self._verdict("joined", Go)
         sinks: list[tuple[int, Sink]] = [(ring.replica, ring) for ring in self._rings]
         for ring in self._rings:
@@ -207,7 +245,7 @@ class StartProcedure:
         from weightlane.replica_session import ReplicaSession
 
         ready = self._channel.gather(
-            f"sync/{self._sync}/rings", Ready, seconds=self._bounds.start, abort=self._abort
+            f"{self._part}/{self._sync}/rings", Ready, seconds=self._bounds.start, abort=self._abort
         )
         plan = plan_with(self._members.plan, go.rejoining)
         folder = self._members.mover.folder
@@ -259,6 +297,7 @@ class StartProcedure:
             self._sync,
             abort=self._abort,
             patience=self._patience,
+            part=self._part,
             grace=self._bounds.lost_after,
         )
         return verdicts.get(step, kind)

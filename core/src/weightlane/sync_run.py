@@ -15,14 +15,15 @@ from weightlane.control import CONTROLLER
 from weightlane.errors import SyncCancelledError, SyncError, WeightlaneError
 from weightlane.lane_messages import Committed, Go, RankMoved, SyncGo, SyncReport
 from weightlane.moving import move_buckets
-from weightlane.replica_session import cancel_all, take_steps
-from weightlane.schedule import AFTER_MOVE
+from weightlane.plan import FENCED
+from weightlane.replica_session import cancel_all
 from weightlane.starting import StartProcedure
 from weightlane.sync_failure import SyncProgress, diagnosed, first_cause, partly_published, with_consequence
-from weightlane.sync_verdicts import SyncVerdicts
+from weightlane.sync_publishing import publish_everywhere, require_what_was_staged
+from weightlane.sync_report import report_of, verified_replicas
+from weightlane.sync_verdicts import SyncPart, SyncVerdicts
 from weightlane.trainer_memory import loaded
 from weightlane.transports.sink import SinkBounds
-from weightlane.verify import verify_ranks, verify_replica, with_read_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from weightlane.bounds import Bounds
     from weightlane.control import ControlChannel
     from weightlane.events import EventSource
-    from weightlane.lane_messages import ReplicaReport
     from weightlane.membership import Membership
     from weightlane.replica_session import ReplicaSession
     from weightlane.stream import ExportStream
@@ -48,6 +48,9 @@ class SyncRun:
         events: where steps are told.
         sync: its number.
         version: what is moved.
+        part: which part of the sync. `base` goes to the replicas alone that do not hold the base.
+        base: the part that comes first, if there is one: what it has staged is committed, or fails, with this
+            one.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class SyncRun:
         *,
         sync: int,
         version: int,
+        part: SyncPart = "sync",
+        base: SyncRun | None = None,
     ) -> None:
         self._members = members
         self._channel = channel
@@ -69,35 +74,49 @@ class SyncRun:
         self.progress: SyncProgress = "starting"
         self.go = SyncGo()
         self.published: list[int] = []
+        self.report: SyncReport | None = None
         self._decided = False
-        self._abort_name = f"sync-{sync}"
+        self._part: SyncPart = part
+        self._base = base
+        self._abort_name = f"{part}-{sync}"
         plan = members.plan
         self._patience = bounds.whole_sync(plan.bucket_waits, len(plan.replicas))
         self._verdicts = SyncVerdicts(
-            channel, sync, abort=self._abort_name, patience=self._patience, grace=bounds.lost_after
+            channel,
+            sync,
+            abort=self._abort_name,
+            patience=self._patience,
+            grace=bounds.lost_after,
+            part=part,
         )
 
     # -- the two halves -------------------------------------------------------------------------------------
 
-    def stage(self, before: SyncReport | None) -> SyncReport:
-        """Moves and verifies; `before` is what was last published, for the stale alarm."""
+    def stage(self, before: SyncReport | None) -> SyncReport | None:
+        """Moves and verifies; `before` is what was last published, for the stale alarm.
+
+        None where nobody needs anything: every replica holds the base. That is decided with the start.
+        """
         started = time.monotonic()
         if self._is_controller:
             self._verdicts.forget_before()
         with ExitStack() as export:
             stream = self._start(export)
+            if len(self._absent) == len(self._members.plan.replicas):
+                self._decided = True
+                return None
             self.progress = "moving"
             with loaded(stream, self._members.plan.trainer_lifecycle, self._agree_loaded):
                 moved = self._move(stream)
-        self._channel.put(f"sync/{self.sync}/moved/{self._rank}", moved)
+        self._channel.put(self._key(f"moved/{self._rank}"), moved)
         if self._is_controller:
             self._verdicts.put("staged", self._verified(before, started))
-        report = self._verdicts.get("staged", SyncReport)
+        self.report = self._verdicts.get("staged", SyncReport)
         self._decided = True
-        return report
+        return self.report
 
     def commit(self) -> None:
-        """Publishes on every replica that took part, then lets generation go on."""
+        """Publishes on every replica that took part, then lets generation go on; the base part with it."""
         self.progress = "committing"
         # A name of its own: an abort of the stage that came too late is none of the commit.
         self._abort_name = self._verdicts.abort = f"commit-{self.sync}"
@@ -106,6 +125,9 @@ class SyncRun:
             self._verdicts.put("committed", Committed(self.version))
         self._verdicts.get("committed", Committed)
         self._members.mover.published(self.sync)
+        if self._base is not None and self._base.report is not None:
+            self._base.progress = "committing"
+            self._base._members.mover.published(self.sync)
 
     def interrupt(self, why: str) -> bool:
         """Has this sync fail on all ranks, if it is not staged yet; may be called from another thread.
@@ -147,6 +169,7 @@ class SyncRun:
             version=self.version,
             patience=self._patience,
             abort=self._abort_name,
+            part=self._part,
         ).run(ready)
         return opened[0]
 
@@ -158,7 +181,7 @@ class SyncRun:
         )
         started = time.monotonic()
         plan = self._members.plan
-        mover = self._members.mover_without(self._missing)
+        mover = self._members.mover_without(self._absent)
         self._members.broken_by = self.sync if stream.collective else 0
         outcome = move_buckets(
             mover,
@@ -183,93 +206,35 @@ class SyncRun:
 
     def _agree_loaded(self, load: Callable[[], Go]) -> None:
         """No rank asks for a bucket before every rank has loaded what it exports."""
-        put_outcome(self._channel, f"sync/{self.sync}/onload/{self._rank}", load)
+        put_outcome(self._channel, self._key(f"onload/{self._rank}"), load)
         if self._is_controller:
 
             def all_loaded() -> Go:
-                name = f"sync/{self.sync}/onload"
+                name = self._key("onload")
                 self._channel.gather(name, Go, seconds=self._bounds.start, abort=self._abort_name)
                 return Go()
 
-            put_outcome(self._channel, f"sync/{self.sync}/loaded", all_loaded)
+            put_outcome(self._channel, self._key("loaded"), all_loaded)
         self._verdicts.get("loaded", Go)
 
     def _verified(self, before: SyncReport | None, started: float) -> SyncReport:
-        """Every worker's report of every replica, compared; what follows the move runs after that."""
-        plan = self._members.plan
-        moved = self._channel.gather(
-            f"sync/{self.sync}/moved", RankMoved, seconds=self._patience, abort=self._abort_name
+        plan, key = self._members.plan, self._key("moved")
+        moved = self._channel.gather(key, RankMoved, seconds=self._patience, abort=self._abort_name)
+        replicas = verified_replicas(
+            plan, self.sessions, moved, self._events, self._check, sync=self.sync, version=self.version
         )
-        digest = verify_ranks(plan, moved)
-        reports: list[ReplicaReport] = []
-        for session in self._sessions:
-            replica = plan.replicas[session.number]
-            workers = session.reports(self.sync, self._check)
-            reports.append(
-                verify_replica(plan, replica, moved, workers, sync=self.sync, version=self.version)
-            )
-            if session.read_back is None:
-                self._tell(reports[-1])
-        take_steps(AFTER_MOVE, self._sessions, self.version)
-        for number, session in enumerate(self._sessions):
-            if session.read_back is not None:
-                # Only now: an engine may go on with its weights until it has settled.
-                reports[number] = with_read_back(reports[number], session.read_back_equal())
-                self._tell(reports[number])
         self._channel.check_abort(self._abort_name)
-        return SyncReport(
-            lane=plan.lane,
-            sync=self.sync,
-            version=self.version,
-            tensors=len(plan.tensors),
-            nbytes=plan.nbytes,
-            buckets=len(plan.buckets),
-            seconds=time.monotonic() - started,
-            digest=digest,
-            unchanged_since=before.version if before and digest and before.digest == digest else None,
-            replicas=tuple(reports),
-            missing=self.go.missing,
-            rejoined=tuple(item.replica for item in self.go.rejoining),
-        )
-
-    def _tell(self, report: ReplicaReport) -> None:
-        self._events.tell("replica-reported", self.version, detail=f"{report.address}: {report.verified}")
+        earlier = self._base.report.phases if self._base and self._base.report else ()
+        numbers = {"sync": self.sync, "version": self.version}
+        return report_of(plan, self.go, moved, replicas, before, earlier, **numbers, started=started)
 
     def _publish(self) -> None:
-        served: list[str] = []
         try:
-            self._require_what_was_staged()
-            for session in self._sessions:
-                session.publish(self.sync, self.version)
-                served.append(session.address)
-                self.published.append(session.number)
-            for session in self._sessions:
-                session.resume(self.version)
+            require_what_was_staged(self._members, self._absent, self._bounds.start, version=self.version)
         except WeightlaneError as error:
-            raise partly_published(error, self.version, served) from error
-
-    def _require_what_was_staged(self) -> None:
-        """Every replica asked again: one that was made anew, or let its weights go, holds no staged version.
-
-        Raises:
-            SyncError: names each such replica; nothing has been published.
-            WeightlaneError: a replica does not answer.
-        """
-        plan = self._members.plan
-        others: list[str] = []
-        # A missing one that hangs would have every commit wait for it in vain.
-        for answer in self._members.ask(self._bounds.start, missing=self._missing):
-            if answer.error is not None:
-                raise answer.error
-            gone = any("weights" in worker.released for worker in answer.workers)
-            if gone or not answer.is_as_planned(plan.replicas[answer.replica], plan.digest()):
-                others.append(str(answer))
-        if others:
-            raise SyncError(
-                f"Version {self.version} was staged and is not published: {'; '.join(others)}.",
-                "Since it was staged, that engine was started anew, lost its plan or let its weights go.",
-                "Sync again; nothing was published.",
-            )
+            raise partly_published(error, self.version, ()) from error
+        under = self._base.sessions if self._base and self._base.report else ()
+        publish_everywhere(self.sessions, under, self.published, sync=self.sync, version=self.version)
 
     # -- failing together -------------------------------------------------------------------------------
 
@@ -285,15 +250,19 @@ class SyncRun:
         first = first_cause(self._channel, self._abort_name, cause)
         self._end(str(first), first)
         self._events.tell("sync-failed", self.version, detail=str(first))
-        return with_consequence(
-            first, self.sync, self.version, self.progress, self._members.plan.receivers_in_failure
-        )
+        fenced = self._base is not None and self._base.report is not None
+        receivers = FENCED if fenced else self._members.plan.receivers_in_failure
+        progress = "moving" if fenced and self.progress == "starting" else self.progress
+        return with_consequence(first, self.sync, self.version, progress, receivers)
 
     def _end(self, cause: str, error: BaseException) -> None:
         if self._is_controller:
             self._verdicts.refuse(error)
         self._members.mover.abort(cause, sync=self.sync)
-        cancel_all(self._sessions, self.sync, self.version, cause, _CANCEL_SECONDS)
+        cancel_all(self.sessions, self.sync, self.version, cause, _CANCEL_SECONDS)
+        if self._base is not None and self._base.report is not None:
+            # Its own part is verified and stays unpublished: whoever waits at the engine is to hear of it.
+            self._base._end(cause, error)
 
     def _check(self) -> None:
         self._channel.check_abort(self._abort_name)
@@ -310,9 +279,15 @@ class SyncRun:
         return self._rank == CONTROLLER
 
     @property
-    def _missing(self) -> frozenset[int]:
-        return frozenset(item.replica for item in self.go.missing)
+    def _absent(self) -> frozenset[int]:
+        return self._members.absent(self.go)
 
     @property
-    def _sessions(self) -> tuple[ReplicaSession, ...]:
-        return self._members.taking_part(self._missing)
+    def sessions(self) -> tuple[ReplicaSession, ...]:
+        """On the controller: of the replicas that take part; of all, until it is told who does."""
+        if self.progress == "starting":
+            return self._members.taking_part({item.replica for item in self.go.missing})
+        return self._members.taking_part(self._absent)
+
+    def _key(self, step: str) -> str:
+        return f"{self._part}/{self.sync}/{step}"

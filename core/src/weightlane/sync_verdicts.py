@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from weightlane.control import CONTROLLER
 from weightlane.errors import ControlLostError, WeightlaneError
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import msgspec
 
     from weightlane.control import ControlChannel
+
+SyncPart: TypeAlias = Literal["sync", "base"]
+"""`base`: the part of a sync in mode adapter that comes first, with keys and aborts of its own."""
 
 _VERDICT_SECONDS = 2.0
 _FINAL = ("staged", "committed")
@@ -28,16 +31,25 @@ class SyncVerdicts:
     Args:
         channel: this rank's end of the control channel.
         sync: the sync's number.
+        part: which part of it.
         abort: the name of its abort.
         patience: how long a rank waits for a verdict while everybody lives.
         grace: how long a rank that saw an abort waits for a verdict that may have come before it.
     """
 
     def __init__(
-        self, channel: ControlChannel, sync: int, *, abort: str, patience: float, grace: float
+        self,
+        channel: ControlChannel,
+        sync: int,
+        *,
+        abort: str,
+        patience: float,
+        grace: float,
+        part: SyncPart = "sync",
     ) -> None:
         self._channel = channel
         self._sync = sync
+        self._part = part
         self.abort = abort
         self._patience = patience
         self._grace = grace + _VERDICT_SECONDS
@@ -102,16 +114,17 @@ class SyncVerdicts:
         before it. So every rank must have come to the last; what has to stay goes with a later sync.
         """
         ranks = range(self._channel.world_size)
-        if not self._channel.has(*(f"sync/{self._sync - 1}/start/{rank}" for rank in ranks)):
+        part = self._part
+        if not self._channel.has(*(f"{part}/{self._sync - 1}/start/{rank}" for rank in ranks)):
             return
         sync = self._sync - 2
-        while sync > 0 and self._channel.has(f"sync/{sync}/start/{CONTROLLER}"):
+        while sync > 0 and self._channel.has(f"{part}/{sync}/start/{CONTROLLER}"):
             self._channel.forget(
-                *(f"sync/{sync}/{step}" for step in _ONCE),
-                *(f"sync/{sync}/{step}/{rank}" for step in _BY_EACH_RANK for rank in ranks),
-                *(f"abort/{half}-{sync}{what}" for half in ("sync", "commit") for what in ("", "/first")),
+                *(f"{part}/{sync}/{step}" for step in _ONCE),
+                *(f"{part}/{sync}/{step}/{rank}" for step in _BY_EACH_RANK for rank in ranks),
+                *(f"abort/{half}-{sync}{what}" for half in (part, "commit") for what in ("", "/first")),
             )
             sync -= 1
 
     def _key(self, step: str) -> str:
-        return f"sync/{self._sync}/{step}"
+        return f"{self._part}/{self._sync}/{step}"

@@ -53,10 +53,9 @@ class Mode(str, Enum):
 
 
 class Phase(str, Enum):
-    """What one transfer carries: what the mode is called.
+    """What one transfer carries: what the mode is called, but for mode `adapter`.
 
-    BASE is the part of mode `adapter` that would bring the base to an engine which lacks it; it is not built
-    yet, so that mode is ADAPTER at each sync.
+    That is BASE to each replica that does not hold the base that the adapter is trained on, then ADAPTER.
     """
 
     FULL = "full"
@@ -71,9 +70,13 @@ class Capability(str, Enum):
     EXPORT_FULL = "export-full"
     EXPORT_MERGED = "export-merged"
     EXPORT_ADAPTER = "export-adapter"
+    EXPORT_BASE = "export-base"
+    """The base under an adapter can be exported too, under the names of the checkpoint."""
     RECEIVE_FULL = "receive-full"
     RECEIVE_MERGED = "receive-merged"
     RECEIVE_ADAPTER = "receive-adapter"
+    RECEIVE_BASE = "receive-base"
+    """A base can be written under an adapter: a full load that frees whatever adapters are held."""
     WORKER_AGENT = "worker-agent"
     """Code of ours runs in the engine's worker: counts, digests and rings are available."""
     NATIVE_REQUESTS = "native-requests"

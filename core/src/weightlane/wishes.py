@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from weightlane.adapters import SwapPolicy
     from weightlane.bounds import Bounds
     from weightlane.specs import RolloutSpec, TrainerSpec
     from weightlane.types import (
@@ -37,6 +38,7 @@ class Wishes:
     folder: str = ""
     locked: Path | None = None
     read_back: ReadBackPolicy = "first"
+    swap: SwapPolicy = "two_slot"
 
     def shared(self) -> dict[str, str]:
         """The arguments that must be the same on every rank, as text."""
@@ -49,4 +51,5 @@ class Wishes:
             "missing_replicas": self.missing_replicas,
             "release": ", ".join(self.release) or "()",
             "read_back": self.read_back,
+            "swap": self.swap,
         }

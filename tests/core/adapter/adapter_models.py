@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from weightlane.testing.greedy import forced_logprobs, greedy_choices
+from weightlane.types import Mode
 
 if TYPE_CHECKING:
     from weightlane.lane import Lane
@@ -62,6 +63,9 @@ def train_step(model: Any, *, seed: int, size: float = 0.1) -> None:
 
 
 def engine_says(lane: Lane, replica: int = 0, **options: Any) -> tuple[Any, ...]:
+    """What it answers to the request that a lane's user would make, or to one with other `options`."""
+    if not options and lane.plan().mode is Mode.ADAPTER:
+        options = {"adapter": lane.adapter_ref()}
     return lane.replicas[replica].generate(PROMPTS, max_tokens=TOKENS, **options)
 
 

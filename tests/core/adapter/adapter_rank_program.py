@@ -92,6 +92,29 @@ def fail_on_rank_1(lane: Lane, policy: Any) -> None:
     tell("after the next sync", RANK, {"apart": [str(most)], "ref": [lane.adapter_ref().name]})
 
 
+def base_to_one(lane: Lane, engine: ReferenceEngine | None, policy: Any) -> None:
+    """Rank 0's own engine was changed by other hands before the lane was opened; the other one was not."""
+    report = lane.sync(100)
+    base = report.phases[0]
+    facts: dict[str, list[str | int | None]] = {
+        "phases": [phase.phase.value for phase in report.phases],
+        "to": [*base.replicas],
+        "bytes": [base.nbytes, *(nbytes for nbytes in (report.phases[-1].nbytes,))],
+        "why": [*base.why],
+    }
+    if engine is not None:
+        held = engine.model.state_dict()
+        names = {
+            name.replace(".base_layer", "").removeprefix("base_model.model."): tensor
+            for name, tensor in policy.state_dict().items()
+            if ".lora_" not in name
+        }
+        facts["equal"] = [int(all(torch.equal(held[name], tensor) for name, tensor in names.items()))]
+        facts["apart"] = [str(max(apart(policy, engine_says(lane, replica)) for replica in (0, 1)))]
+    facts["again"] = [phase.phase.value for phase in lane.sync(101).phases]
+    tell("base to one", RANK, facts)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -105,7 +128,11 @@ def main() -> None:
         with open_lane(trainer, engine, transport) as lane:
             sync_many(transport, lane, policy, 5)
     part = wl.trainer("torch", model=policy if RANK == 0 else None, placement="partitioned")
+    if engine is not None:
+        with torch.no_grad():
+            engine.model.model.layers[1].mlp.up_proj.weight[3, 4] += 1.0
     with open_lane(part, engine, "shm") as lane:
+        base_to_one(lane, engine, policy)
         sync_many("partitioned", lane, policy, 2)
     dist.destroy_process_group()
 

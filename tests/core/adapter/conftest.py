@@ -53,6 +53,18 @@ def engine(model_folder: str) -> ReferenceEngine:
 
 
 @pytest.fixture
+def base_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's backend cannot send the base: engines must hold it already."""
+    from weightlane import adapter_planning, adapters
+
+    def not_sent(values: dict[str, str], *, lane: str, not_sent: str) -> adapters.TrainedBase:
+        assert not_sent == ""
+        return adapters.trained_base(values, lane=lane, not_sent="this trainer cannot export phase base")
+
+    monkeypatch.setattr(adapter_planning, "trained_base", not_sent)
+
+
+@pytest.fixture
 def open_lane() -> Iterator[Callable[..., Lane]]:
     """Joins a model to engines in mode adapter, in small buckets; closed at the end of the test."""
     from contextlib import ExitStack

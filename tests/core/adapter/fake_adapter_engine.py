@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weightlane.adapters import AdapterBinding, AdapterExpression, AdapterPlan, BoundModule
+from weightlane.adapters import (
+    AdapterBinding,
+    AdapterExpression,
+    AdapterPlan,
+    BoundModule,
+    TrainedBase,
+)
 from weightlane.agent import WorkerAgent
 from weightlane.buckets import BucketLayout, lay_out_buckets
 from weightlane.failures import error_of
@@ -39,6 +45,7 @@ if TYPE_CHECKING:
     from weightlane.errors import Problem
 
 MODULES = ("layers.0.q", "layers.0.v", "layers.1.q")
+BASE = TrainedBase("the base")
 CONFIG = AdapterConfig("policy", 2, 4.0, MODULES)
 NAMES = tuple(lora_name(module, side) for module in MODULES for side in ("A", "B"))
 WIRES = tuple(WireTensor(name, (2, 8) if ".lora_A." in name else (8, 2), "float32") for name in NAMES)
@@ -128,7 +135,7 @@ class FakeAdapterEngine:
 
 
 def plan(swap: SwapPolicy = "two_slot", **fields: Any) -> ReceivePlan:
-    adapter = AdapterPlan(CONFIG, AdapterExpression(swap, peft_json(CONFIG)), {})
+    adapter = AdapterPlan(CONFIG, AdapterExpression(swap, peft_json(CONFIG)), BASE)
     return ReceivePlan(
         **{
             "lane": "lane-1",

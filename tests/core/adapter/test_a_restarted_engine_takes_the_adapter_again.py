@@ -47,6 +47,7 @@ def test_the_same_base_is_taken_back_and_brought_level(
     assert apart(policy, engine_says(lane, adapter=lane.adapter_ref())) <= 1e-4
 
 
+@pytest.mark.usefixtures("base_stays")
 def test_another_base_is_refused_by_name(
     policy: Any, engine: ReferenceEngine, open_lane: Callable[..., Lane]
 ) -> None:
@@ -59,6 +60,7 @@ def test_another_base_is_refused_by_name(
         lane.sync(2)
 
 
+@pytest.mark.usefixtures("base_stays")
 def test_a_base_that_was_lost_in_sleep_takes_no_adapter(
     policy: Any, engine: ReferenceEngine, open_lane: Callable[..., Lane]
 ) -> None:

@@ -45,7 +45,6 @@ def test_ten_syncs_each_move_the_engine_to_the_trainer(
         said = engine_says(lane, adapter=lane.adapter_ref())
         assert apart(policy, said) <= 1e-4
         assert {item.weight_version for item in said} == {version}
-    assert engine_says(lane) == said
     assert len(engine._adapters._slots) == 1
 
 
@@ -61,13 +60,14 @@ def test_every_transport_carries_the_same_manifest_and_adapter(
     assert len({plan.replicas[0].transport for plan in plans}) == len(SINKS)
     assert all(plan.manifest == plans[0].manifest for plan in plans)
     assert all(
-        (item.phase, item.adapter, item.tensors)
-        == (received[0].phase, received[0].adapter, received[0].tensors)
+        (item.phase, item.adapter and item.adapter.config, item.tensors)
+        == (received[0].phase, received[0].adapter and received[0].adapter.config, received[0].tensors)
         for item in received
     )
     assert received[0].adapter is not None
+    assert len({item.adapter.base.identity for item in received if item.adapter}) == 1
     assert received[0].adapter.config == plans[0].manifest.adapter
-    assert received[0].adapter.base == plans[0].manifest.base
+    assert received[0].adapter.base.values == plans[0].manifest.base
     # Part of what sender and receiver compare before each sync.
     from msgspec.structs import replace
 
@@ -174,6 +174,7 @@ def test_a_second_replica_that_fails_keeps_both_at_the_version_before(
 # -- refused before anything moves ----------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("base_stays")
 def test_an_engine_with_another_base_is_refused_by_tensor(
     policy: Any, tmp_path: Any, open_lane: Callable[..., Lane]
 ) -> None:
@@ -184,7 +185,8 @@ def test_an_engine_with_another_base_is_refused_by_tensor(
     with pytest.raises(PlanError) as caught:
         open_lane(policy, ReferenceEngine(str(tmp_path)))
     assert [(problem.kind, problem.subject) for problem in caught.value.problems] == [
-        ("residency", "model.layers.1.mlp.up_proj.weight")
+        ("residency", "model.layers.1.mlp.up_proj.weight"),
+        ("residency", "base"),
     ]
     assert "phase base" in str(caught.value)
 
@@ -238,6 +240,7 @@ def test_what_changed_after_connect_is_refused_at_the_sync(
 # -- beside full weights --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("base_stays")
 def test_full_weights_replace_adapter_and_base_and_need_a_new_adapter_lane(
     policy: Any, model_folder: str, open_lane: Callable[..., Lane]
 ) -> None:

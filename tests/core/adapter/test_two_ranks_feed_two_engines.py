@@ -69,6 +69,20 @@ def test_each_sync_moves_every_engine_to_the_trainer(
     assert first.facts["ref"] == second.facts["ref"] == [f"default@{syncs}"]
 
 
+def test_the_base_goes_to_the_engine_alone_that_holds_another_and_comes_from_both_ranks(
+    outcomes: list[RankOutcome],
+) -> None:
+    for step in told_by_both(outcomes, "base to one"):
+        assert step.facts["phases"] == ["base", "adapter"]
+        assert step.facts["to"] == [0]
+        assert int(str(step.facts["bytes"][0])) > int(str(step.facts["bytes"][1])) > 0
+        assert "replica 0: worker 0 holds no base" in str(step.facts["why"][0])
+        assert step.facts["again"] == ["adapter"]
+    mine = told_by_both(outcomes, "base to one")[0].facts
+    assert mine["equal"] == [1]
+    assert float(str(mine["apart"][0])) <= 1e-4
+
+
 @pytest.mark.requirement("R68")
 def test_a_rank_that_breaks_off_half_way_leaves_every_engine_as_it_was(outcomes: list[RankOutcome]) -> None:
     for step in told_by_both(outcomes, "broken sync"):

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from fake_adapter_engine import (
+    BASE,
     CONFIG,
     FakeAdapterEngine,
     ask,
@@ -96,7 +97,7 @@ def test_control_without_the_refusal_one_name_has_two_answers(
 
 def test_lanes_with_names_of_their_own_serve_side_by_side(engine: FakeAdapterEngine) -> None:
     config = msgspec.structs.replace(CONFIG, name="critic")
-    adapter = AdapterPlan(config, AdapterExpression("two_slot", peft_json(config)), {})
+    adapter = AdapterPlan(config, AdapterExpression("two_slot", peft_json(config)), BASE)
     agent = attached(engine)
     ask(agent, Attach(plan(lane="lane-2", adapter=adapter)))
     for sync in (1, 2):

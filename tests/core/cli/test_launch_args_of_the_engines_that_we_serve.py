@@ -55,7 +55,8 @@ def test_a_mode_is_planned_or_refused_with_those_there_are(
     done = run("launch-args", engine, "--mode", mode, "--device", "gpu", "--json")
     if mode in RECEIVED[engine]:
         assert (done.status, done.document["mode"]) == (0, mode)
-        assert done.document["command"][1:] == ARGUMENTS[engine]
+        slots = ["--adapter-slots", "2"] if mode == "adapter" else []
+        assert done.document["command"][1:] == [*ARGUMENTS[engine], *slots]
         assert done.document["engine_version"] == VERSIONS[engine]
         return
     error = done.document["error"]
@@ -68,12 +69,12 @@ def test_a_mode_is_planned_or_refused_with_those_there_are(
 def test_the_reference_engine_that_is_printed_for_mode_adapter_is_one_that_takes_adapters(
     run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its server needs no argument for adapters, and a lane finds in the plan's backend all it asks for."""
+    """It has the slots that the lane's swap needs, which finds in the plan's backend all else it asks for."""
     started: list[Any] = []
 
     class FakeEngine:
-        def __init__(self, model: str, *, dtype: str, device: str) -> None:
-            started.append((model, dtype, device))
+        def __init__(self, model: str, *, dtype: str, device: str, adapter_slots: int) -> None:
+            started.append((model, dtype, device, adapter_slots))
 
     monkeypatch.setattr("weightlane.reference.engine.ReferenceEngine", FakeEngine)
     monkeypatch.setattr("weightlane.front.server.serve_front", lambda engine, at: started.append(at))
@@ -81,7 +82,7 @@ def test_the_reference_engine_that_is_printed_for_mode_adapter_is_one_that_takes
     arguments = document["command"][1:]
     assert arguments[:2] == ["-m", "weightlane.reference.server"]
     assert server.main(arguments[2:]) == 0
-    assert started == [("$MODEL", "float32", "cpu"), document["address"]]
+    assert started == [("$MODEL", "float32", "cpu", 2), document["address"]]
     backend = get_registry().backend_named(document["backend"])
     assert backend is not None
     assert {"receive-adapter", "worker-agent"} <= {item.value for item in backend.descriptor.capabilities}

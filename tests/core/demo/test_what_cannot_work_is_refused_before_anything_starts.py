@@ -24,8 +24,8 @@ def _nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--trainer", "fsdpp"], 1, ["No trainer backend fits fsdpp", "torch"]),
         (["--rollout", "vllmm"], 1, ["No rollout backend fits vllmm", "reference"]),
-        (["--mode", "merged"], 1, ["The demo does not show mode merged yet", "--mode full"]),
-        (["--mode", "adapter"], 1, ["The demo does not show mode adapter yet", "--mode full"]),
+        (["--mode", "adapter", "--rollout", "sglang", "--rollout-python", "/bin/sh"], 1, ["mode adapter"]),
+        (["--mode", "adapterr"], 2, ["There is no mode 'adapterr'", "Near: adapter"]),
         (["--rollout-python", "/nowhere/python"], 1, ["/nowhere/python is not a file"]),
         (["--model", "/nowhere"], 1, ["/nowhere is not a checkpoint folder", "config.json"]),
         (["--report", "/nowhere/report.html"], 1, ["cannot be written", "/nowhere is not a folder"]),

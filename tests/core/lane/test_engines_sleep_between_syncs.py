@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from local_engines import (
@@ -171,16 +171,15 @@ def test_an_engine_that_somebody_else_put_to_sleep_is_refused_or_woken_as_the_po
 def test_a_backend_that_cannot_release_and_a_tag_nobody_has_are_refused(
     pair: list[FakeMortalEngine], weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from weightlane.adapters import TrainedBase
     from weightlane.hookspecs import hookimpl
-    from weightlane.plan_problems import memory_problems
-    from weightlane.program import AgentMove, Lifecycle, Program
+    from weightlane.plan_problems import lost_base_problems
+    from weightlane.program import Lifecycle
     from weightlane.reference import plugin
-    from weightlane.types import Phase
 
     with pytest.raises(EngineError, match=r"names memory that no engine has: kv-cache[\s\S]*Use kv_cache"):
         lane_to(weights, pair, release=["kv-cache"])
-    nobody: Any = None
-    (problem,) = memory_problems(Program(AgentMove("inline")), BOTH, Phase.ADAPTER, nobody)
+    (problem,) = lost_base_problems(BOTH, TrainedBase("x", not_sent="no reason"))
     assert "does not bring back the base" in str(problem)
 
     @hookimpl

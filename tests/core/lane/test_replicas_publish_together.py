@@ -16,9 +16,9 @@ from local_engines import (
     weights_of,
 )
 
+from weightlane import sync_run
 from weightlane.errors import NotServableError, SyncError, VerificationError
 from weightlane.messages import Generate
-from weightlane.sync_run import SyncRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,7 +159,7 @@ def test_a_replica_started_anew_since_stage_keeps_every_one_from_the_staged_vers
 def test_control_without_asking_again_the_first_replica_is_published_alone(
     lane: Lane, pair: list[FakeMortalEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SyncRun, "_require_what_was_staged", lambda run: None)
+    monkeypatch.setattr(sync_run, "require_what_was_staged", lambda *members, version: None)
     lane.stage(version=1)
     pair[1].start_anew()
     with pytest.raises(SyncError):

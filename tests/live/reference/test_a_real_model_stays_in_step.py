@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct into the reference engine, ten syncs over the ring."""
+"""SmolLM2-135M-Instruct into one reference engine over the ring: ten syncs in full, ten of an adapter."""
 
 from __future__ import annotations
 
@@ -11,27 +11,55 @@ from weightlane.front.process import start_front_process
 from weightlane.testing.parity_run import run_parity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from weightlane.testing.parity_result import SyncParity
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 
+@pytest.fixture(scope="module")
+def model(models_dir: Path) -> Path:
+    return models_dir / "SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="module")
+def address(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("engine")
+    folder.chmod(0o700)
+    at = f"unix:{folder}/front"
+    argv = [sys.executable, "-m", "weightlane.reference.server", "--model", str(model), "--address", at]
+    with start_front_process(argv, at, log=folder / "log", ready_timeout_seconds=300):
+        yield at
+
+
+def parities(model: Path, address: str, *, ranks: int, syncs: int, **options: str | int) -> list[SyncParity]:
+    return run_parity(
+        model=model,
+        engine="reference",
+        url=address,
+        ranks=ranks,
+        syncs=syncs,
+        seconds=400,
+        options={"tokens": 6, **options},
+    )
+
+
 def test_greedy_tokens_and_logprobs_equal_the_trainers_after_each_of_ten_syncs(
-    models_dir: Path, tmp_path: Path
+    model: Path, address: str
 ) -> None:
-    model = models_dir / "SmolLM2-135M-Instruct"
-    tmp_path.chmod(0o700)
-    address = f"unix:{tmp_path}/front"
-    argv = [sys.executable, "-m", "weightlane.reference.server", "--model", str(model), "--address", address]
-    with start_front_process(argv, address, log=tmp_path / "log", ready_timeout_seconds=300):
-        found = run_parity(
-            model=model,
-            engine="reference",
-            url=address,
-            ranks=1,
-            syncs=10,
-            seconds=800,
-            options={"tokens": 6},
-        )
+    found = parities(model, address, ranks=1, syncs=10)
     assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, 11)]
     assert all("digests equal on 1" in parity.verified[0] for parity in found)
+
+
+def test_the_base_comes_once_then_ten_optimizer_steps_travel_as_adapters(model: Path, address: str) -> None:
+    """Whatever the syncs before left there, it is not the checkpoint's base, which two ranks train on."""
+    adapter = {"mode": "adapter", "training": "optimizer"}
+    found = parities(model, address, ranks=2, syncs=10, **adapter)
+    assert [parity.phases for parity in found] == [("base", "adapter"), *[("adapter",)] * 9]
+    assert all("adapter bound to 210 modules on 1" in parity.verified[0] for parity in found)
+    # A lane that is connected anew compares all values, and finds the base as it was sent.
+    (again,) = parities(model, address, ranks=1, syncs=1, **adapter)
+    assert again.phases == ("adapter",)

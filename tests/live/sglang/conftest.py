@@ -21,7 +21,7 @@ from weightlane.contexts import BuildRequestsContext, RolloutTarget
 from weightlane.demo.interpreter import import_folders
 from weightlane.program import with_lifecycle
 from weightlane.testing.greedy import forced_logprobs, greedy_continuations
-from weightlane.testing.parity import change_weights
+from weightlane.testing.parity_trainer import change_weights
 from weightlane.types import Phase, TransportName
 from weightlane_sglang import plugin
 from weightlane_sglang.http_endpoint import SglangEndpoint

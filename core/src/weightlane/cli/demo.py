@@ -34,7 +34,9 @@ def demo(
         typer.Option(metavar="PATH", help="Interpreter of the environment that holds the rollout engine."),
     ] = None,
     url: Annotated[str, typer.Option(help="Use the engine that runs at this address; needs --model.")] = "",
-    mode: Annotated[str, typer.Option(help="What to sync: full.")] = "full",
+    mode: Annotated[
+        str, typer.Option(help="What to sync: full, or LoRA merged into its base or alone (adapter).")
+    ] = "full",
     model: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Checkpoint folder to begin from, instead of a tiny random model."),

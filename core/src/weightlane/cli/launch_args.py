@@ -21,7 +21,16 @@ from weightlane.types import Mode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from weightlane.adapters import SwapPolicy
+
 app = typer.Typer(add_completion=False)
+
+
+class SwapChoice(str, Enum):
+    """How a lane in mode adapter will put a new adapter in the place of the old one."""
+
+    TWO_SLOT = "two_slot"
+    PAUSED = "paused"
 
 
 class DeviceChoice(str, Enum):
@@ -31,6 +40,7 @@ class DeviceChoice(str, Enum):
     GPU = "gpu"
 
 
+_SWAPS: dict[SwapChoice, SwapPolicy] = {SwapChoice.TWO_SLOT: "two_slot", SwapChoice.PAUSED: "paused"}
 _DEVICES: dict[DeviceChoice, Device] = {DeviceChoice.CPU: "cpu", DeviceChoice.GPU: "gpu"}
 
 
@@ -56,6 +66,10 @@ def launch_args(
     address: Annotated[
         str, typer.Option(help="Where a lane is to reach it: unix:/PATH, tcp:127.0.0.1:PORT or http://…")
     ] = "",
+    swap: Annotated[
+        SwapChoice | None,
+        typer.Option(help="With --mode adapter: how adapters will be swapped; two_slot if left out."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of a shell command.")
     ] = False,
@@ -67,6 +81,8 @@ def launch_args(
     evidence, and what to know besides. Nothing is started. Exit status 1 if the engine cannot be started
     so or a lock is not met, 2 for wrong usage.
     """
+    if swap is not None and mode is not Mode.ADAPTER:
+        raise typer.BadParameter("it has a meaning with --mode adapter alone", param_hint="--swap")
     wish = LaunchWish(
         engine=engine,
         mode=mode,
@@ -75,6 +91,7 @@ def launch_args(
         device=_DEVICES[device] if device else None,
         python=_interpreter(python),
         address=address,
+        swap=_SWAPS[swap or SwapChoice.TWO_SLOT],
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # notes and errors say what concerns this engine

@@ -22,6 +22,7 @@ from weightlane.types import Capability, Mode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightlane.adapters import SwapPolicy
     from weightlane.registry import Registry, Selected
 
 Device: TypeAlias = Literal["cpu", "gpu"]
@@ -43,6 +44,7 @@ class LaunchWish:
     device: Device | None
     python: Path | None
     address: str
+    swap: SwapPolicy = "two_slot"
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -105,6 +107,7 @@ def plan_engine_launch(registry: Registry, wish: LaunchWish) -> Launch:
         model=model,
         tensor_parallel=wish.tensor_parallel,
         address=wish.address,
+        swap=wish.swap,
     )
     plan = registry.call_plan_launch(selected, context)
     python = str(wish.python or (sys.executable if seen else "python"))

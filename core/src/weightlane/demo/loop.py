@@ -7,13 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 import weightlane as wl
 from weightlane.demo.messages import Closing, Connected, LastProbs, StepReport
 from weightlane.demo.metrics import agreement
-from weightlane.demo.model import load_actor, parameter_count
+from weightlane.demo.model import ADAPTER, architecture_of, load_actor, parameter_count
 from weightlane.demo.training import (
     actor_logits,
     chosen_logprobs,
@@ -25,6 +26,7 @@ from weightlane.demo.training import (
     train_step,
 )
 from weightlane.errors import EngineError
+from weightlane.types import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,18 +58,19 @@ def run_task(task: Task, parent: ParentLine, *, rank: int) -> None:
     Raises:
         WeightlaneError: the plan is refused, a sync failed, or the engine does not answer.
     """
-    model = load_actor(task.model)
+    model = load_actor(task.model, trainer=task.trainer, mode=task.mode, seed=task.lesson.seed)
     # One rank may have had to read far more from disk than the other. Bounded by the group's own timeout.
     dist.barrier()
     rollout = [wl.rollout(task.rollout, url=task.url, model=task.model)] if rank == 0 else None
+    adapter = None if task.mode == Mode.FULL.value else ADAPTER
     lane = wl.connect(
-        trainer=wl.trainer(task.trainer, model=model),
+        trainer=wl.trainer(task.trainer, model=model, adapter=adapter),
         rollout=rollout,
         mode=task.mode,  # type: ignore[arg-type] # text from the command line; connect refuses others
     )
     with contextlib.closing(lane):
         if rank == 0:
-            parent.tell(Connected(str(lane.plan()), type(model).__name__, parameter_count(model)))
+            parent.tell(Connected(str(lane.plan()), architecture_of(model), parameter_count(model)))
         _Loop(task, parent, lane, model, rank).run()
 
 
@@ -81,7 +84,8 @@ class _Loop:
         self._model = model
         self._rank = rank
         self._vocabulary = int(model.config.get_text_config().vocab_size)
-        self._optimizer = torch.optim.Adam(model.parameters(), lr=task.lesson.learning_rate)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.Adam(trained, lr=task.lesson.learning_rate)
 
     def run(self) -> None:
         last = LastProbs((), ())
@@ -138,7 +142,11 @@ class _Loop:
     ) -> tuple[Generation, ...]:
         engine = self._lane.replicas[0]
         generations = engine.generate(
-            prompts, max_tokens=self._task.lesson.new_tokens, temperature=temperature, seed=seed
+            prompts,
+            max_tokens=self._task.lesson.new_tokens,
+            temperature=temperature,
+            seed=seed,
+            adapter=self._lane.adapter_ref() if self._task.mode == Mode.ADAPTER.value else None,
         )
         if len(generations) != len(prompts) or not all(item.token_ids for item in generations):
             raise EngineError(
@@ -155,14 +163,18 @@ class _Loop:
         if self._task.sync_each_step:
             self._lane.sync(version=version)
         equal = copies_are_equal(self._model)
+        lesson = msgspec.structs.replace(self._task.lesson, prompts=_GREEDY_PROMPTS)
+        generations: tuple[Generation, ...] = ()
+        mine = None
+        if self._rank == 0:
+            prompts = draw_prompts(self._task.lesson, step=version, vocabulary=self._vocabulary)
+            generations = self._generate(prompts[:_GREEDY_PROMPTS], temperature=0.0, seed=0)
+            mine = samples_of(prompts[:_GREEDY_PROMPTS], generations, new_tokens=lesson.new_tokens)
+        samples = share_samples(mine, lesson)
+        with torch.no_grad():  # on every rank: the forward of a sharded model is a collective
+            logits = actor_logits(self._model, samples)
         if self._rank != 0:
             return
-        lesson = self._task.lesson
-        prompts = draw_prompts(lesson, step=version, vocabulary=self._vocabulary)[:_GREEDY_PROMPTS]
-        generations = self._generate(prompts, temperature=0.0, seed=0)
-        samples = samples_of(prompts, generations, new_tokens=lesson.new_tokens)
-        with torch.inference_mode():
-            logits = actor_logits(self._model, samples)
         chosen = chosen_logprobs(logits, samples.tokens)[samples.mask]
         best = logits.log_softmax(-1).max(-1)
         differing: Tensor = best.indices[samples.mask] != samples.tokens[samples.mask]

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
     from weightlane.demo.settings import DemoSettings
     from weightlane.types import BackendDescriptor
 
-MODELS = ("torch",)
+MODELS = ("torch", "fsdp")
 """Trainers for which the demo knows how to make a model."""
-
-MODES = (Mode.FULL,)
-"""Modes that the demo's lesson can show: it trains every weight of a model that has no adapter."""
 
 _PACKAGES = ("torch", "transformers", "matplotlib", "jinja2")
 
@@ -35,18 +32,19 @@ def check_settings(settings: DemoSettings) -> None:
         WeightlaneError: contradictory options, a missing package, folder or interpreter, a trainer or an
             engine that nobody registers, a mode that one of them lacks, or a lock that the run would break.
     """
-    _check_packages()
+    _check_packages(_PACKAGES)
     _check_options(settings)
     mode = _mode(settings.mode)
+    if mode is not Mode.FULL:
+        _check_packages(("peft",))
     trainer = _trainer(settings.trainer)
     _require_any([trainer], f"export-{mode.value}", mode)
     _require_any(_rollouts(settings.rollout), f"receive-{mode.value}", mode)
-    _require_lesson(mode)
     _check_report(settings.report)
 
 
-def _check_packages() -> None:
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+def _check_packages(needed: Sequence[str]) -> None:
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise EngineError(
             f"The demo needs {' and '.join(missing)}, which this environment lacks.",
@@ -105,7 +103,7 @@ def _trainer(name: str) -> BackendDescriptor:
         raise SelectionError(
             f"The demo cannot make a model for trainer {name} yet.",
             f"It can for {', '.join(MODELS)}.",
-            "Use --trainer torch.",
+            f"Use --trainer {(near_names(name, MODELS) or MODELS)[0]}.",
         )
     return selected.descriptor
 
@@ -135,15 +133,6 @@ def _require_any(eras: Sequence[BackendDescriptor], capability: str, mode: Mode)
         f"It can: {', '.join(sorted(known))}.",
         "Use --mode full.",
     )
-
-
-def _require_lesson(mode: Mode) -> None:
-    if mode not in MODES:
-        raise SelectionError(
-            f"The demo does not show mode {mode.value} yet.",
-            "It trains every weight of a model that has no adapter.",
-            "Use --mode full here, and connect(mode=...) for a model of your own.",
-        )
 
 
 def _check_report(report: Path) -> None:

@@ -65,7 +65,7 @@ def run_demo(settings: DemoSettings, view: View) -> Record:
         WeightlaneError: the run did not get as far as a connected lane.
     """
     started = time.monotonic()
-    lesson = lesson_for(settings.model)
+    lesson = lesson_for(settings.model, settings.mode)
     with ExitStack() as stack:
         folder = stack.enter_context(socket_folder())
         record, ranks, engine = _connect(stack, settings, lesson, folder, view)

@@ -103,7 +103,8 @@ def train_step(model: Any, optimizer: torch.optim.Optimizer, samples: Samples, r
     """One REINFORCE step on all samples, each rank working on its share. A collective.
 
     The advantage of a token is its reward less the mean reward of the batch; a token is credited with
-    its own reward only. Gradients are summed over ranks, so the copies stay equal bit by bit.
+    its own reward only. Gradients are summed over ranks, so the copies stay equal bit by bit. A
+    sharded model's are averaged by FSDP itself, which the loss makes good.
 
     Returns:
         Log-probs of the sampled tokens under the weights before the step, float32, (samples, new tokens),
@@ -117,23 +118,32 @@ def train_step(model: Any, optimizer: torch.optim.Optimizer, samples: Samples, r
     logprobs = chosen_logprobs(actor_logits(model, mine), mine.tokens)
     advantages = (rewards_of(mine.tokens) - baseline) * mine.mask
     loss = -(advantages * logprobs).sum() / sampled
-    loss.backward()  # type: ignore[no-untyped-call]
+    sharded = any(_is_sharded(parameter) for parameter in model.parameters())
+    (loss * ranks if sharded else loss).backward()  # type: ignore[no-untyped-call]
     for parameter in model.parameters():
-        if parameter.grad is not None:
+        if parameter.grad is not None and not sharded:
             dist.all_reduce(parameter.grad)  # bounded by the group's timeout
     optimizer.step()
     return _gather_rows(logprobs.detach(), ranks)
 
 
 def copies_are_equal(model: Any) -> bool:
-    """Whether every rank holds the same bits. A collective."""
+    """Whether every rank holds the same bits, but for shards, of which there is one of each. A collective."""
     hasher = xxhash.xxh3_64()
     for parameter in model.parameters():
+        if _is_sharded(parameter):
+            continue
         hasher.update(parameter.detach().reshape(-1).view(torch.uint8).numpy())
     mine = torch.tensor([hasher.intdigest() >> 1], dtype=torch.int64)  # int64 has no room for the last bit
     found = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(found, mine)  # bounded by the group's timeout
     return len({int(digest) for digest in found}) == 1
+
+
+def _is_sharded(parameter: Tensor) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(parameter, DTensor)
 
 
 def _gather_rows(rows: Tensor, ranks: int) -> Tensor:

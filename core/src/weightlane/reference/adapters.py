@@ -52,10 +52,12 @@ class AdapterShelf:
     Args:
         model: the torch module.
         live_names: the model's own name of each tensor, by checkpoint name.
+        slots: how many adapters may be held at once; 0 sets no limit.
     """
 
-    def __init__(self, model: Any, live_names: Mapping[str, str]) -> None:
+    def __init__(self, model: Any, live_names: Mapping[str, str], *, slots: int = 0) -> None:
         self._model = model
+        self._limit = slots
         self._live_names = live_names
         self._slots: dict[str, _Slot] = {}
         self._serving: list[str] = []
@@ -66,10 +68,17 @@ class AdapterShelf:
         """Holds an adapter in its slot and tells where it is bound, as read back from the hooked modules.
 
         Raises:
-            SyncError: a target is no linear module of this model, or a matrix does not fit it. Nothing is
-                held then.
+            SyncError: a target is no linear module of this model, or a matrix does not fit it, or every slot
+                is taken. Nothing is held then.
         """
         self.remove(load.slot)
+        if self._limit and len(self._slots) >= self._limit:
+            held = ", ".join(slot.ref.name for slot in self._slots.values())
+            raise SyncError(
+                f"The reference engine has no slot for adapter {load.ref.name}.",
+                f"It has {self._limit} and holds {held}.",
+                "Start it with more --adapter-slots, or close the lane of an adapter that is not used.",
+            )
         deltas: dict[str, _Delta] = {}
         canonical: dict[str, str] = {}
         for module in load.config.target_modules:
@@ -100,10 +109,11 @@ class AdapterShelf:
 
     @contextmanager
     def applied(self, name: str) -> Iterator[AdapterRef | None]:
-        """Applies the adapter that a request names inside the block; "" is the one served last, if any.
+        """Applies the adapter that a request names inside the block; "" is the base, where none is served.
 
         Raises:
-            EngineError: no adapter of this name is served. The base never answers in its place.
+            EngineError: no adapter of this name is served, or none is named while there are some. The base
+                never answers in an adapter's place.
         """
         served = {self._slots[slot].ref.name: self._slots[slot] for slot in self._serving}
         if name and name not in served:
@@ -113,7 +123,13 @@ class AdapterShelf:
                 f"It serves {', '.join(served) or 'the base alone'}.",
                 f"Ask the lane for adapter_ref(); near: {', '.join(near)}." if near else "Sync one first.",
             )
-        self._applied = served[name] if name else next(iter(reversed(served.values())), None)
+        if served and not name:
+            raise EngineError(
+                "A request to the reference engine names no adapter.",
+                f"It serves {', '.join(served)}, and the base is not what was trained.",
+                "Name what the lane's adapter_ref() tells.",
+            )
+        self._applied = served[name] if name else None
         try:
             yield self._applied.ref if self._applied else None
         finally:

@@ -28,6 +28,9 @@ _FENCE_WAIT_SECONDS = 60.0
 
 ComputeDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
+SLOTS = "adapter-slots"
+"""The launch argument that bounds how many adapters are held; absent from the facts where nothing does."""
+
 
 class ReferenceEngine:
     """A causal language model from a folder, with generation, log-probs and a weight version.
@@ -39,12 +42,21 @@ class ReferenceEngine:
         dtype: what the model computes in and holds; "auto" keeps the checkpoint's. The default is float32,
             so that log-probs can be compared.
         device: a torch device.
+        adapter_slots: how many adapters it holds at once; 0 sets no limit. A lane with swap `two_slot` needs
+            two for its adapter, one with `paused` one.
 
     Raises:
         EngineError: the folder cannot be loaded, or its model holds fused experts.
     """
 
-    def __init__(self, model_path: str, *, dtype: ComputeDtype = "float32", device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: ComputeDtype = "float32",
+        device: str = "cpu",
+        adapter_slots: int = 0,
+    ) -> None:
         self.model_path = str(Path(model_path).resolve())
         self.model = load_model(self.model_path, dtype).to(device).eval()
         # Syncs and sleep wait for it with a timeout. A generation waits for the one before it, bounded by
@@ -54,7 +66,8 @@ class ReferenceEngine:
         self._writing: int | None = None
         self.memory = SleepingMemory()
         self.worker = ReferenceWorker(self)
-        self._adapters = AdapterShelf(self.model, self.worker.live_names)
+        self.adapter_slots = adapter_slots
+        self._adapters = AdapterShelf(self.model, self.worker.live_names, slots=adapter_slots)
         self.desk = FrontDesk(self, origin=f"reference engine (process {os.getpid()})")
 
     @property
@@ -77,6 +90,7 @@ class ReferenceEngine:
             source="worker",
             model_path=self.model_path,
             device=str(self.model.device),
+            launch_arguments={SLOTS: str(self.adapter_slots)} if self.adapter_slots else {},
         )
 
     def call_workers(self, message: bytes, timeout_seconds: float) -> list[bytes]:
@@ -102,12 +116,12 @@ class ReferenceEngine:
     def generate(self, request: Generate) -> Generations:
         """Continuations with log-probs; see `generate_tokens`.
 
-        A request that names no adapter is answered with the one served last, and with the base where none
-        is; the version is the adapter's.
+        A request that names no adapter is answered with the base, where no adapter is held; the version is
+        that of the adapter named.
 
         Raises:
             NotServableError: a sync has begun and is not published, or has failed.
-            EngineError: the request names an adapter that is not served.
+            EngineError: the request names an adapter that is not served, or none while adapters are.
         """
         with self._busy:
             self.memory.require_awake()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightlane.adapters import SLOTS_NEEDED
 from weightlane.contexts import LaunchPlan
 from weightlane.errors import PlanError, Problem
 from weightlane.front.address import address_problems
 from weightlane.front.socket_folder import proposed_address
+from weightlane.types import Mode
 
 if TYPE_CHECKING:
     from weightlane.contexts import LaunchContext
@@ -16,16 +18,18 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
 """The model is a folder: nothing is to be looked up for it."""
 
 
-def server_arguments(model: str, address: str, *, device: str) -> tuple[str, ...]:
+def server_arguments(model: str, address: str, *, device: str, adapter_slots: int = 0) -> tuple[str, ...]:
     """Arguments for the interpreter of an environment that holds weightlane and transformers.
 
     Args:
         model: a checkpoint folder.
         address: where its front listens.
         device: a torch device.
+        adapter_slots: adapters that it is to hold at once; 0 sets no limit.
     """
     server = ("-m", "weightlane.reference.server")
-    return (*server, "--model", model, "--address", address, "--device", device)
+    slots = ("--adapter-slots", str(adapter_slots)) if adapter_slots else ()
+    return (*server, "--model", model, "--address", address, "--device", device, *slots)
 
 
 def plan_launch(context: LaunchContext) -> LaunchPlan:
@@ -45,8 +49,11 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
     if problems:
         raise PlanError(problems)
     device = "cuda" if context.facts.device == "gpu" else "cpu"
+    slots = SLOTS_NEEDED[context.swap] if context.mode is Mode.ADAPTER else 0
+    told = f"{slots} adapter slot{'' if slots == 1 else 's'}: what one lane with swap {context.swap} needs"
     return LaunchPlan(
-        arguments=server_arguments(context.model, address, device=device),
+        arguments=server_arguments(context.model, address, device=device, adapter_slots=slots),
+        notes=(told,) if slots else (),
         environment=ENVIRONMENT,
         address=address,
         requires=("weightlane",),

@@ -49,6 +49,7 @@ def weightlane_register_backends() -> list[BackendDescriptor]:
                     Capability.RECEIVE_FULL,
                     Capability.RECEIVE_MERGED,
                     Capability.RECEIVE_ADAPTER,
+                    Capability.RECEIVE_BASE,
                     Capability.WORKER_AGENT,
                     Capability.PAUSE,
                     Capability.WEIGHT_VERSION,
@@ -160,10 +161,14 @@ def _map_adapter(context: MapNamesContext) -> list[NameEntry]:
 
 @hookimpl
 def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
-    """See `weightlane.reference.expression`."""
+    """See `weightlane.reference.expression`.
+
+    Raises:
+        PlanError: the engine was started with fewer slots than the policy needs.
+    """
     from weightlane.reference import expression
 
-    return expression.express(context.adapter)
+    return expression.express(context)
 
 
 @hookimpl

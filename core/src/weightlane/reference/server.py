@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--address", required=True, help="unix:/path, or tcp:127.0.0.1:port with a key")
     parser.add_argument("--dtype", default="float32", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cpu", help="a torch device")
+    parser.add_argument("--adapter-slots", type=int, default=0, help="adapters held at once; 0 for no limit")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's own choice")
     options = parser.parse_args(argv)
     from weightlane.front.server import serve_front
@@ -26,7 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from weightlane.reference.engine import ReferenceEngine
 
-        engine = ReferenceEngine(options.model, dtype=options.dtype, device=options.device)
+        engine = ReferenceEngine(
+            options.model,
+            dtype=options.dtype,
+            device=options.device,
+            adapter_slots=options.adapter_slots,
+        )
         if options.threads > 0:
             import torch
 

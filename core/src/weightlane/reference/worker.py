@@ -14,7 +14,7 @@ from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane.trace.table import TableKey, TracedSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -101,7 +101,8 @@ class ReferenceWorker:
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """Whatever cannot be written into the live model, by name and by shape; an adapter's other base."""
         if plan.adapter is not None:
-            return self._check_base(plan.adapter.base)
+            base = plan.adapter.base
+            return () if base.sent_by else self.base_problems(base.values)
         live = self._live_tensors()
         problems: list[Problem] = []
         for wire in plan.tensors:
@@ -119,7 +120,8 @@ class ReferenceWorker:
                 )
         return problems
 
-    def _check_base(self, trained_on: dict[str, str]) -> Sequence[Problem]:
+    def base_problems(self, trained_on: Mapping[str, str]) -> Sequence[Problem]:
+        """Every tensor's values against those of a trainer's base."""
         live = self._live_tensors()
         held = value_digests({name: live[self.live_names[name]] for name in self.live_names})
         receiver = f"the reference engine (process {os.getpid()})"

@@ -2,8 +2,10 @@
 
 A program for trainer ranks: `python -m weightlane.testing.parity --model DIR --engine vllm --url unix:/…`,
 started once a rank with the environment of `torch.distributed`. Every rank loads the checkpoint, changes its
-weights by seeded noise before each sync, and syncs; rank 0 asks engine and trainer for greedy continuations
-of three prompts. It prints a step per sync (`weightlane.testing.steps`) and one JSON line (`SyncParity`), and
+weights by seeded noise or by an optimizer's step before each sync, and syncs; rank 0 asks engine and trainer
+for greedy continuations of three prompts. `--url in-process` takes a reference engine of rank 0's own, whose
+base is then looked at too. It prints a step per sync (`weightlane.testing.steps`) and one JSON line
+(`SyncParity`), and
 exits with 0 when all of them hold. With `--bucket-seconds` each bucket takes that long and is told as
 `MOVED A BUCKET`, for whoever wants to break something in the middle of a sync.
 """
@@ -25,18 +27,25 @@ import torch.distributed as dist
 
 import weightlane as wl
 from weightlane.hookspecs import hookimpl
+from weightlane.reference.engine import ReferenceEngine
 from weightlane.registry import get_registry
-from weightlane.testing.greedy import Continuation, forced_logprobs, greedy_choices, greedy_continuations
+from weightlane.testing.greedy import Continuation, forced_logprobs, greedy_choices
 from weightlane.testing.parity_result import SyncParity
+from weightlane.testing.parity_trainer import Training, make_trainer
 from weightlane.testing.steps import take_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightlane.events import SyncEvent
+    from weightlane.lane import Lane
+    from weightlane.lane_messages import SyncReport
     from weightlane.messages import Generation
+    from weightlane.specs import RolloutSpec
+    from weightlane.testing.parity_trainer import ParityTrainer
 
 _GROUP_SECONDS = 300.0
+IN_PROCESS = "in-process"
 TEXTS = ("The capital of France is", "Water boils at a temperature of", "The opposite of hot is")
 
 
@@ -55,6 +64,10 @@ class Arguments:
     bucket_bytes: int
     bucket_seconds: float
     engine_model: str
+    trainer: str
+    mode: Literal["full", "merged", "adapter"]
+    training: Training
+    learning_rate: float
 
 
 class SlowBuckets:
@@ -72,74 +85,113 @@ class SlowBuckets:
             time.sleep(self._seconds)
 
 
-def change_weights(model: torch.nn.Module, *, noise: float, seed: int) -> None:
-    """Adds seeded noise, `noise` times each matrix's own spread, equally on every rank."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            sample = torch.randn(parameter.shape, generator=generator)
-            spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
-            # A norm of ones or a bias of zeros has no spread, and must change too or its loss goes unseen.
-            parameter.add_(sample * (spread or 1.0) * noise)
-
-
-def held_by_this_rank(model: torch.nn.Module, placement: str) -> Any:
-    """The whole module, or for `partitioned` every n-th tensor, as a trainer with stages would hold."""
-    if placement == "replicated" or not dist.is_initialized():
-        return model
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    named = model.state_dict(keep_vars=True)
-    return {
-        name: tensor for number, (name, tensor) in enumerate(named.items()) if number % world_size == rank
-    }
-
-
 def run(arguments: Arguments) -> bool:
     """All syncs on this rank; True when every one holds (always, on ranks other than 0)."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
-    model.train(mode=False)
-    prompts, decode = _prompts(arguments.model, model.config.vocab_size)
+    trainer = make_trainer(
+        arguments.model,
+        trainer=arguments.trainer,
+        mode=arguments.mode,
+        placement=arguments.placement,
+        training=arguments.training,
+        noise=arguments.noise,
+        learning_rate=arguments.learning_rate,
+    )
     rank = dist.get_rank() if dist.is_initialized() else 0
-    first = rank == 0
     if arguments.bucket_seconds:
         get_registry().register(SlowBuckets(arguments.bucket_seconds), name="slow-buckets")
-    rollout = wl.rollout(arguments.engine, url=arguments.url, model=arguments.engine_model) if first else None
+    engine = ReferenceEngine(arguments.model) if arguments.url == IN_PROCESS and rank == 0 else None
     lane = wl.connect(
-        trainer=wl.trainer(
-            "torch", model=held_by_this_rank(model, arguments.placement), placement=arguments.placement
-        ),
-        rollout=[rollout] if rollout else None,
-        mode="full",
+        trainer=trainer.spec,
+        rollout=[_rollout(arguments, engine)] if rank == 0 else None,
+        mode=arguments.mode,
         transport=arguments.transport,
         bucket_bytes=arguments.bucket_bytes,
     )
-    held = True
     with lane:
-        if first:
+        if rank == 0:
             sys.stdout.write(f"{lane.plan()}\n")
-        before = greedy_continuations(model, prompts, arguments.tokens) if first else []
-        for sync in range(1, arguments.syncs + 1):
-            change_weights(model, noise=arguments.noise, seed=sync)
-            report = take_step(f"sync {sync}", rank, lambda version=sync: lane.sync(version))  # type: ignore[misc]
+        return _Syncs(arguments, trainer, lane, rank, engine).run()
+
+
+def _rollout(arguments: Arguments, engine: ReferenceEngine | None) -> RolloutSpec:
+    if engine is not None:
+        return wl.rollout(arguments.engine, engine=engine)
+    return wl.rollout(arguments.engine, url=arguments.url, model=arguments.engine_model)
+
+
+class _Syncs:
+    """The syncs of one rank. Where the trainer's forward is a collective, every rank asks it the same."""
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        trainer: ParityTrainer,
+        lane: Lane,
+        rank: int,
+        engine: ReferenceEngine | None,
+    ) -> None:
+        self._arguments = arguments
+        self._trainer = trainer
+        self._lane = lane
+        self._rank = rank
+        self._engine = engine
+        vocabulary = int(trainer.model.config.get_text_config().vocab_size)  # type: ignore[operator, union-attr]
+        self._prompts, self._decode = _prompts(arguments.model, vocabulary)
+        self._base: dict[str, torch.Tensor] = {}
+
+    def run(self) -> bool:
+        """True when every sync holds."""
+        held, asks = True, self._rank == 0 or self._trainer.speaks_on_all
+        words, before = self._first_words() if asks else ([], [])
+        for sync in range(1, self._arguments.syncs + 1):
+            self._trainer.change(seed=sync)
+            report = take_step(f"sync {sync}", self._rank, lambda version=sync: self._lane.sync(version))  # type: ignore[misc]
             if report is None:
                 return False
-            if first:
-                after = forced_logprobs(model, prompts, before)
-                moved = max(_largest_difference(a.logprobs, b) for a, b in zip(before, after, strict=True))
-                given = lane.replicas[0].generate(prompts, max_tokens=arguments.tokens)
-                before = greedy_choices(model, prompts, [generation.token_ids for generation in given])
-                parity = _compare(given, before, arguments.tokens, sync, moved, report.nbytes)
+            if not asks:
+                continue
+            after = forced_logprobs(self._trainer.model, self._prompts, words)
+            moved = max(_largest_difference(a, b) for a, b in zip(before, after, strict=True))
+            given = self._given() if self._rank == 0 else ()
+            words = greedy_choices(self._trainer.model, self._prompts, self._told(given))
+            before = [torch.tensor(item.logprobs) for item in words]
+            if self._rank == 0:
+                parity = _compare(given, words, self._arguments.tokens, sync, moved, report)
                 parity = msgspec.structs.replace(
-                    parity,
-                    seconds=report.seconds,
-                    verified=tuple(replica.verified for replica in report.replicas),
-                    text=decode(before[0].token_ids),
+                    parity, text=self._decode(words[0].token_ids), base_unchanged=self._base_unchanged()
                 )
                 sys.stdout.write(f"{msgspec.json.encode(parity).decode()}\n")
                 held = held and parity.holds
-    return held
+        return held
+
+    def _first_words(self) -> tuple[list[Continuation], list[torch.Tensor]]:
+        model, tokens = self._trainer.model, self._arguments.tokens
+        words = greedy_choices(model, self._prompts, [[1] * tokens] * len(self._prompts))
+        return words, forced_logprobs(model, self._prompts, words)
+
+    def _given(self) -> tuple[Generation, ...]:
+        named = self._lane.adapter_ref() if self._arguments.mode == "adapter" else None
+        return self._lane.replicas[0].generate(
+            self._prompts, max_tokens=self._arguments.tokens, adapter=named
+        )
+
+    def _told(self, given: Sequence[Generation]) -> list[list[int]]:
+        """The engine's words, on every rank where every rank is to ask the trainer about them."""
+        shape = (len(self._prompts), self._arguments.tokens)
+        words = torch.tensor([item.token_ids for item in given]) if given else torch.zeros(shape).long()
+        if self._trainer.speaks_on_all and dist.is_initialized():
+            dist.broadcast(words, src=0)  # bounded by the group's timeout
+        told: list[list[int]] = words.tolist()
+        return told
+
+    def _base_unchanged(self) -> bool | None:
+        """Whether the engine's base is bit by bit what it was after the first sync; None where nobody can."""
+        if self._engine is None or self._arguments.mode != "adapter":
+            return None
+        now: dict[str, torch.Tensor] = self._engine.model.state_dict()
+        if not self._base:
+            self._base = {name: tensor.clone() for name, tensor in now.items()}
+        return all(torch.equal(self._base[name], tensor) for name, tensor in now.items())
 
 
 def _compare(
@@ -148,7 +200,7 @@ def _compare(
     tokens: int,
     sync: int,
     moved: float,
-    nbytes: int,
+    report: SyncReport,
 ) -> SyncParity:
     pairs = list(zip(given, wanted, strict=True))
     return SyncParity(
@@ -159,14 +211,17 @@ def _compare(
         difference=max(_largest_difference(mine.logprobs, theirs.logprobs) for mine, theirs in pairs),
         moved=moved,
         versions=tuple(generation.weight_version for generation in given),
-        nbytes=nbytes,
-        seconds=0.0,
-        verified=(),
+        nbytes=report.nbytes,
+        seconds=report.seconds,
+        verified=tuple(replica.verified for replica in report.replicas),
+        phases=tuple(phase.phase.value for phase in report.phases),
     )
 
 
-def _largest_difference(some: Sequence[float], others: Sequence[float] | torch.Tensor) -> float:
-    return float((torch.tensor(some) - torch.as_tensor(others)).abs().max())
+def _largest_difference(
+    some: Sequence[float] | torch.Tensor, others: Sequence[float] | torch.Tensor
+) -> float:
+    return float((torch.as_tensor(some) - torch.as_tensor(others)).abs().max())
 
 
 def _prompts(folder: str, vocabulary: int) -> tuple[list[list[int]], Any]:
@@ -195,6 +250,10 @@ def main() -> int:
     parser.add_argument("--bucket-bytes", type=int, default=64 << 20)
     parser.add_argument("--bucket-seconds", type=float, default=0.0)
     parser.add_argument("--engine-model", default="")
+    parser.add_argument("--trainer", default="torch", choices=("torch", "fsdp"))
+    parser.add_argument("--mode", default="full", choices=("full", "merged", "adapter"))
+    parser.add_argument("--training", default="noise", choices=("noise", "optimizer"))
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
     arguments = Arguments(**vars(parser.parse_args()))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=_GROUP_SECONDS))

@@ -15,6 +15,7 @@ class SyncParity(msgspec.Struct, frozen=True):
 
     `moved` is the largest change of the trainer's log-probs since the sync before, `difference` the largest
     between trainer and engine on the engine's own tokens, `versions` those stamped on the generations.
+    `base_unchanged` is for mode adapter, where the engine's weights can be looked at.
     """
 
     sync: int
@@ -26,8 +27,11 @@ class SyncParity(msgspec.Struct, frozen=True):
     seconds: float
     verified: tuple[str, ...]
     text: str = ""
+    phases: tuple[str, ...] = ()
+    base_unchanged: bool | None = None
 
     @property
     def holds(self) -> bool:
-        """Equal tokens, equal log-probs, and a sync that changed something."""
-        return self.tokens_equal and self.difference <= LARGEST_DIFFERENCE and self.moved >= SMALLEST_MOVE
+        """Equal tokens, equal log-probs, a sync that changed something, and a base that it left alone."""
+        agree = self.tokens_equal and self.difference <= LARGEST_DIFFERENCE
+        return agree and self.moved >= SMALLEST_MOVE and self.base_unchanged is not False

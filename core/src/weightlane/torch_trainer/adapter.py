@@ -42,7 +42,7 @@ def adapter_tensors(export: ExportContext) -> dict[str, Tensor]:
 
 
 def base_tensors(export: ExportContext) -> dict[str, Tensor]:
-    """The base under checkpoint names, live or views of it: what the receiver must hold already.
+    """The base under checkpoint names, live or views of it: what an adapter means something on.
 
     Raises:
         ExportError: an adapter is merged into it, or it is quantised.

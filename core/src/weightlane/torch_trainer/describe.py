@@ -26,7 +26,7 @@ def describe(context: ExportContext) -> RankManifest:
             f"It is one of {', '.join(PLACEMENTS)}.",
             "Correct trainer(...).",
         )
-    if context.options.get("adapter") is not None and context.phase not in (Phase.ADAPTER, Phase.MERGED):
+    if context.options.get("adapter") is not None and context.phase is Phase.FULL:
         raise ExportError(
             f"adapter={context.options['adapter']!r} was given with phase {context.phase.value}.",
             "An adapter is named in modes adapter and merged alone.",

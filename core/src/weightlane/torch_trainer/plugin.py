@@ -35,7 +35,14 @@ TORCH = BackendDescriptor(
     versions=SpecifierSet(">=2.4"),
     distributions=("torch",),
     probe=always_viable,
-    capabilities=frozenset({Capability.EXPORT_FULL, Capability.EXPORT_MERGED, Capability.EXPORT_ADAPTER}),
+    capabilities=frozenset(
+        {
+            Capability.EXPORT_FULL,
+            Capability.EXPORT_MERGED,
+            Capability.EXPORT_ADAPTER,
+            Capability.EXPORT_BASE,
+        }
+    ),
     options=frozenset({"placement", "adapter"}),
     summary="plain torch modules, replicated on every rank or partitioned over ranks",
     install_hint="pip install torch",
