@@ -45,10 +45,11 @@ def base_tensors(export: ExportContext) -> dict[str, Tensor]:
     """The base under checkpoint names, live or views of it: what an adapter means something on.
 
     Raises:
-        ExportError: an adapter is merged into it, or it is quantised.
+        ExportError: an adapter is merged into it, it is trained, or it is quantised.
     """
     if export.model is None:
         return {}
+    require_plain_base(export.model, adapter_name(export))
     found = of_phase(export.model, Phase.BASE)
     return {name: found.made(name) for name in found.recipes}
 
