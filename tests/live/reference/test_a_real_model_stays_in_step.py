@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct into one reference engine over the ring: ten syncs in full, ten of an adapter."""
+"""SmolLM2-135M-Instruct into one reference engine over the ring: full, merged, and an adapter."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ def test_greedy_tokens_and_logprobs_equal_the_trainers_after_each_of_ten_syncs(
     found = parities(model, address, ranks=1, syncs=10)
     assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, 11)]
     assert all("digests equal on 1" in parity.verified[0] for parity in found)
+
+
+def test_ten_optimizer_steps_travel_merged(model: Path, address: str) -> None:
+    found = parities(model, address, ranks=1, syncs=10, mode="merged", training="optimizer")
+    assert [parity.phases for parity in found] == [("merged",)] * 10
 
 
 def test_the_base_comes_once_then_ten_optimizer_steps_travel_as_adapters(model: Path, address: str) -> None:

@@ -43,7 +43,14 @@ def probe_composable(facts: EngineFacts) -> ProbeResult:
     return Viable((*older.evidence, f"{PUBLIC_FSDP2} is absent"))
 
 
-_CAPABILITIES = frozenset({Capability.EXPORT_FULL, Capability.EXPORT_MERGED, Capability.EXPORT_ADAPTER})
+_CAPABILITIES = frozenset(
+    {
+        Capability.EXPORT_FULL,
+        Capability.EXPORT_MERGED,
+        Capability.EXPORT_BASE,
+        Capability.EXPORT_ADAPTER,
+    }
+)
 _INSTALL_HINT = "pip install 'weightlane-fsdp' torch"
 
 ERAS = (

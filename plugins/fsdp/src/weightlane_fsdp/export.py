@@ -50,7 +50,7 @@ def read_export(context: ExportContext) -> Export:
     model: Any = unwrapped(context.model)
     sources = {key: item.source for key, item in held.items()}
     adapter = options.adapter
-    if context.phase is Phase.ADAPTER:
+    if context.phase in (Phase.ADAPTER, Phase.BASE):
         adapter = adapter_name(replace(context, model=model))
         require_plain_base(model, adapter)
     made = recipes(model, sources, context.phase, adapter)
