@@ -62,7 +62,7 @@ def exports_adapted(make: Make, wrap: Wrap, adapted: Adapted, phase: Phase) -> N
     """Merged, base and adapter, equal to the same recipes over the model that nothing shards."""
     expected = adapted_values(make, adapted, phase)
     wrapped = wrap(tiny_models.disturb(adapted.wrap(make())))
-    options = {"adapter": adapted.name} if adapted.name and phase is not Phase.BASE else {}
+    options = {"adapter": adapted.name} if adapted.name else {}
     with lane_of(wrapped, phase, bucket_bytes=2 << 10, **options) as lane:
         require_same(lane.sync(), expected)
 

@@ -51,7 +51,8 @@ ADAPTED: dict[str, Adapted] = {
         partial(lora, rank_pattern={"q_proj": 2}, alpha_pattern={"down_proj": 3}, use_rslora=True), MERGED
     ),
     "dora": Adapted(partial(lora, use_dora=True), MERGED),
-    "saved": Adapted(partial(lora, modules_to_save=["lm_head"]), MERGED),
+    # A base of which a part is trained is none that an adapter could be put on.
+    "saved": Adapted(partial(lora, modules_to_save=["lm_head"]), (Phase.MERGED,)),
     "two": Adapted(two, ALL, "second"),
 }
 
