@@ -96,7 +96,8 @@ class ConnectProcedure:
             under, _ = self._base._members()
         self._get_ready(plan)
         mover = self._attach(plan, selected, export)
-        members = Membership(plan, mover, tuple(self._sessions), self._basis, self._folder_receivers)
+        sessions = tuple(self._sessions)
+        members = Membership(plan, mover, sessions, self._basis, self._folder_receivers, self._groups)
         return members, under
 
     def undo(self) -> None:
@@ -104,6 +105,8 @@ class ConnectProcedure:
         if self._base is not None:
             self._base.undo()
         close_rings(self._channel, self._rings)
+        if self._groups is not None:
+            self._groups.close()
         for session in self._sessions:
             session.close()
         if self._folder is not None:

@@ -24,6 +24,23 @@ class LaneGroups:
     everyone: ProcessGroup | None = None
     parts: Mapping[tuple[int, ...], ProcessGroup] = field(default_factory=dict)
 
+    def close(self, *, broken: bool = False) -> None:
+        """Frees the threads and connections that each group holds. No collective; idempotent.
+
+        Args:
+            broken: a collective was left before its end. NCCL groups are kept then: destroying one waits for
+                the kernel that hangs, and its watchdog ends that.
+        """
+        import torch.distributed as dist
+
+        for group in {id(item): item for item in (self.everyone, *self.parts.values())}.values():
+            # The trainer may have destroyed all groups, these too, before the lane is closed.
+            if group is None or not dist.is_initialized() or group not in dist.distributed_c10d._world.pg_map:
+                continue
+            if broken and dist.get_backend(group) == "nccl":
+                continue
+            dist.destroy_process_group(group)
+
 
 def make_groups(manifest: Manifest, seconds: float) -> LaneGroups:
     """The groups that a manifest's export gathers in; every rank calls it, since each group takes all.

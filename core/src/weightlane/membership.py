@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from weightlane.control import ControlChannel
+    from weightlane.lane_groups import LaneGroups
     from weightlane.lane_messages import Rejoining, SyncGo
     from weightlane.moving import Mover
     from weightlane.plan import LanePlan
@@ -42,6 +43,7 @@ class Membership:
     sessions: tuple[ReplicaSession, ...]
     basis: PlanBasis | None
     folder: FolderReceivers | None = None
+    groups: LaneGroups | None = None
     joined: tuple[int, ...] = field(init=False)
     broken_by: int = 0
 
@@ -57,10 +59,12 @@ class Membership:
         return frozenset(range(len(self.plan.replicas))) - needing | missing
 
     def close(self) -> None:
-        """Lets go of what this rank feeds and, on the controller, of every replica."""
+        """Lets go of what this rank feeds, of its groups and, on the controller, of every replica."""
         for session in self.sessions:
             session.close()
         self.mover.close()
+        if self.groups is not None:
+            self.groups.close(broken=bool(self.broken_by))
 
     def taking_part(self, missing: Collection[int]) -> tuple[ReplicaSession, ...]:
         """On the controller: the sessions of all replicas but the missing ones."""
