@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from conftest import Run
 
 VERSIONS = {"reference": "4.57.0", "vllm": "0.32.0", "sglang": "0.5.18"}
-RECEIVED = {"reference": ["adapter", "full"], "vllm": ["full"], "sglang": ["full"]}
+RECEIVED = {
+    "reference": ["adapter", "full", "merged"],
+    "vllm": ["full", "merged"],
+    "sglang": ["full", "merged"],
+}
 ARGUMENTS = {
     "reference": [
         *("-m", "weightlane.reference.server", "--model", "$MODEL"),

@@ -99,7 +99,7 @@ def test_every_missing_or_retyped_field_is_named(lane: DiskLane) -> None:
     fields = msgspec.json.decode((lane.latest / MANIFEST).read_bytes())
     where = [fields, fields["manifest"], fields["manifest"]["tensors"][0], fields["files"][0]]
     where.append(fields["files"][0]["tensors"][0])
-    optional = {"aliases", "collective", "adapter", "base", "holders"}
+    optional = {"aliases", "collective", "adapter", "base", "holders", "trained", "group_backend", "groups"}
     checked = 0
     for part in where:
         for name in tuple(part):
@@ -112,7 +112,7 @@ def test_every_missing_or_retyped_field_is_named(lane: DiskLane) -> None:
                 read_manifest(msgspec.json.encode(fields), "the manifest")
             part[name] = kept
             checked += 1
-    assert checked == len(FolderManifest.__struct_fields__) + 7 + 4 + 3 + 5
+    assert checked == len(FolderManifest.__struct_fields__) + 10 + 4 + 3 + 5
 
 
 @pytest.mark.parametrize("data", ODD_JSON, ids=lambda data: ascii(data[:8]))

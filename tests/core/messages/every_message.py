@@ -11,7 +11,14 @@ import msgspec
 
 from weightlane import lane_messages as lm
 from weightlane import messages as m
-from weightlane.adapters import AdapterBinding, AdapterExpression, AdapterPlan, AdapterRef, BoundModule
+from weightlane.adapters import (
+    AdapterBinding,
+    AdapterExpression,
+    AdapterPlan,
+    AdapterRef,
+    BoundModule,
+    TrainedBase,
+)
 from weightlane.buckets import lay_out_buckets
 from weightlane.control import RankPlace
 from weightlane.demo import messages as dm
@@ -52,7 +59,14 @@ CONFIG = AdapterConfig(
 EXPRESSION = AdapterExpression(
     *("paused", '{"r": 2}'), notes=("as it is",), carries=("use_dora",), form="normal", groups=(("q", "v"),)
 )
-ADAPTER = AdapterPlan(CONFIG, EXPRESSION, {"layers.0.q.weight": "0123456789abcdef"})
+VALUES = {"layers.0.q.weight": "0123456789abcdef"}
+BASE = TrainedBase("fedcba9876543210", VALUES, "lane-2.base", "")
+ADAPTER = AdapterPlan(CONFIG, EXPRESSION, BASE)
+BASE_PLAN = m.ReceivePlan(
+    *("lane-2.base", "d3", "acme", "shm", WIRES, BUCKETS),
+    phase=Phase.BASE,
+    base=TrainedBase("fedcba9876543210", not_sent="backend acme cannot receive phase base"),
+)
 ADAPTER_PLAN = m.ReceivePlan(
     *("lane-2", "d2", "acme", "disk", WIRES, BUCKETS),
     verify="counts",
@@ -164,7 +178,7 @@ MANIFEST = Manifest(
     aliases={"c": "a"},
     collective=True,
     adapter=CONFIG,
-    base=ADAPTER.base,
+    base=VALUES,
     trained=TrainedAdapter(CONFIG, SPECS),
     group_backend="nccl",
     groups=((0,),),
@@ -186,7 +200,9 @@ LANE_PLAN = LanePlan(
     release=("kv_cache",),
     trainer_lifecycle=TrainerLifecycle("weights to the GPU", "weights to the CPU", ("slow",)),
     read_back="never",
+    trained_on=BASE,
 )
+LANE_PLAN = msgspec.structs.replace(LANE_PLAN, base=msgspec.structs.replace(LANE_PLAN, phase=Phase.BASE))
 JOINED = lm.Joined(
     PLACE,
     RankManifest(
@@ -200,7 +216,7 @@ JOINED = lm.Joined(
         host="h",
         device="cuda:0",
         adapter=CONFIG,
-        base=ADAPTER.base,
+        base=VALUES,
         group_backend="nccl",
         groups=((0,),),
     ),
@@ -212,6 +228,7 @@ SYNCED = lm.SyncReport(
     replicas=(lm.ReplicaReport(0, "x", "all", (REPORT, BOUND), (m.ReadBack(9, 1),)),),
     missing=(MISSING,),
     rejoined=(1,),
+    phases=(lm.PhaseReport(Phase.BASE, (0,), 4, 64, 0.5, ("counts equal",), ("it was started anew",)),),
 )
 AGENT_REQUESTS: tuple[m.AgentRequest, ...] = (
     m.Describe("acme"),
@@ -219,6 +236,7 @@ AGENT_REQUESTS: tuple[m.AgentRequest, ...] = (
     m.Trace("acme", WIRES),
     m.Attach(PLAN),
     m.Attach(ADAPTER_PLAN),
+    m.Attach(BASE_PLAN),
     m.Receive("lane-1", "d1", 3, 4, {0: "i", 1: "j"}, 5.0, 6.5),
     m.Receive("lane-1", "d1", 3, 4, {0: "i"}, 5.0, 6.5, generation="goes-on"),
     m.BeginInline("lane-1", "d1", 3, 4, {0: "i"}),
@@ -234,7 +252,7 @@ AGENT_REQUESTS: tuple[m.AgentRequest, ...] = (
 )
 AGENT_REPLIES: tuple[m.AgentReply, ...] = (
     m.Described(DESCRIPTION),
-    WorkerResidency(1, "i", "d1", 4, servable=False, cause="it sleeps", released=("weights",)),
+    WorkerResidency(1, "i", "d1", 4, servable=False, cause="it sleeps", released=("weights",), base="0"),
     m.Traced(TABLE),
     Untraced("it has no loader"),
     m.Done(1),
@@ -265,7 +283,7 @@ LANE: tuple[msgspec.Struct, ...] = (
     lm.Ready((lm.RingPlace(0, 1, "/x"),)),
     lm.Go(),
     lm.SyncStart(3, "d1", (0, 2)),
-    lm.SyncGo((lm.Rejoining(1, {0: "second"}),), (MISSING,)),
+    lm.SyncGo((lm.Rejoining(1, {0: "second"}),), (MISSING,), (lm.NeedsBase(0, "it holds another base"),)),
     lm.RankMoved(0, 1, 2, "d", 0.5),
     SYNCED,
     lm.Committed(4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -27,6 +27,7 @@ MakePlugin = Callable[..., ModuleType]
 MakeBackend = Callable[..., BackendDescriptor]
 
 CONTEXT: Any = "a context"
+STREAM_CONTEXT: Any = SimpleNamespace(manifest=SimpleNamespace(trained=None))
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def test_an_error_in_a_later_bucket_names_the_plugin_and_the_stream_is_left_once
     got: list[Any] = []
 
     def drain() -> None:
-        with registry.call_export_params(selected, CONTEXT) as guarded:
+        with registry.call_export_params(selected, STREAM_CONTEXT) as guarded:
             assert (guarded.collective, guarded.owns_storage, guarded.device) == (False, True, "cpu")
             got.extend(guarded)
 
@@ -244,7 +245,7 @@ def test_a_bucket_that_is_made_lazily_is_refused_with_the_plugins_name(
     hooks = {"weightlane_export_params": lambda context: FakeLazyStream()}
     selected = add(registry, make_plugin(make_backend(), **hooks), "acme")
     with pytest.raises(HookError, match=r"acme-lane 1\.2 yielded a generator as a bucket"):
-        list(registry.call_export_params(selected, CONTEXT))
+        list(registry.call_export_params(selected, STREAM_CONTEXT))
 
 
 def test_a_stream_that_ends_ends(
@@ -256,7 +257,7 @@ def test_a_stream_that_ends_ends(
 
     hooks = {"weightlane_export_params": lambda context: FakeShortStream()}
     selected = add(registry, make_plugin(make_backend(), **hooks), "acme")
-    assert list(registry.call_export_params(selected, CONTEXT)) == [[]]
+    assert list(registry.call_export_params(selected, STREAM_CONTEXT)) == [[]]
 
 
 def test_an_observer_that_fails_is_warned_of_once_and_others_still_hear(
