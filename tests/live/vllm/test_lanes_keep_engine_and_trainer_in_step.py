@@ -9,37 +9,65 @@ import pytest
 from weightlane.testing.parity_run import run_parity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from weightlane.front.process import FrontProcess
+    from weightlane.testing.parity_result import SyncParity
 
     Starter = Callable[[Path, int], AbstractContextManager[FrontProcess]]
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 
+REAL = "SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="module")
+def real_front(models_dir: Path, start_front: Starter) -> Iterator[FrontProcess]:
+    """The real model at TP 1."""
+    with start_front(models_dir / REAL, 1) as front:
+        yield front
+
+
+def in_step(
+    model: Path, front: FrontProcess, *, ranks: int, syncs: int, options: dict[str, str | int] | None = None
+) -> list[SyncParity]:
+    found = run_parity(
+        model=model,
+        engine="vllm",
+        url=front.address,
+        ranks=ranks,
+        syncs=syncs,
+        seconds=1000,
+        options={"tokens": 6, **(options or {})},
+    )
+    assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, syncs + 1)]
+    return found
+
 
 @pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
-@pytest.mark.parametrize(
-    ("folder", "workers", "syncs"), [("SmolLM2-135M-Instruct", 1, 3), ("SmolLM2-135M-Instruct-tp2", 2, 10)]
-)
-def test_the_real_model_stays_in_step_at_tp_1_and_2(
-    models_dir: Path, start_front: Starter, folder: str, workers: int, syncs: int
+def test_the_real_model_stays_in_step_at_tp_1(models_dir: Path, real_front: FrontProcess) -> None:
+    found = in_step(models_dir / REAL, real_front, ranks=1, syncs=3)
+    assert all("digests equal on 1" in parity.verified[0] for parity in found)
+
+
+@pytest.mark.parametrize("mode", ["full", "merged"])
+def test_fsdp2_on_two_ranks_stays_in_step_over_optimizer_steps(
+    models_dir: Path, real_front: FrontProcess, mode: str
 ) -> None:
-    model = models_dir / folder
-    with start_front(model, workers) as front:
-        found = run_parity(
-            model=model,
-            engine="vllm",
-            url=front.address,
-            ranks=workers,
-            syncs=syncs,
-            seconds=1000,
-            options={"tokens": 6},
-        )
-    assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, syncs + 1)]
-    assert all(f"digests equal on {workers}" in parity.verified[0] for parity in found)
+    sharded: dict[str, str | int] = {"trainer": "fsdp", "mode": mode, "training": "optimizer"}
+    found = in_step(models_dir / REAL, real_front, ranks=2, syncs=3, options=sharded)
+    assert [parity.phases for parity in found] == [(mode,)] * 3
+    assert all("digests equal on 1" in parity.verified[0] for parity in found)
+
+
+@pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
+def test_the_real_model_stays_in_step_at_tp_2(models_dir: Path, start_front: Starter) -> None:
+    model = models_dir / f"{REAL}-tp2"
+    with start_front(model, 2) as front:
+        found = in_step(model, front, ranks=2, syncs=10)
+    assert all("digests equal on 2" in parity.verified[0] for parity in found)
 
 
 @pytest.mark.requirement("R16")
