@@ -55,15 +55,15 @@ def test_greedy_tokens_and_logprobs_equal_the_trainers_after_each_of_ten_syncs(
 
 
 def test_optimizer_steps_travel_merged(model: Path, address: str) -> None:
-    found = parities(model, address, ranks=1, syncs=3, mode="merged", training="optimizer")
-    assert [parity.phases for parity in found] == [("merged",)] * 3
+    found = parities(model, address, ranks=1, syncs=2, mode="merged", training="optimizer")
+    assert [parity.phases for parity in found] == [("merged",)] * 2
 
 
 def test_the_base_comes_once_then_optimizer_steps_travel_as_adapters(model: Path, address: str) -> None:
     """Whatever the syncs before left there, it is not the checkpoint's base, which two ranks train on."""
     adapter = {"mode": "adapter", "training": "optimizer"}
-    found = parities(model, address, ranks=2, syncs=4, **adapter)
-    assert [parity.phases for parity in found] == [("base", "adapter"), *[("adapter",)] * 3]
+    found = parities(model, address, ranks=2, syncs=3, **adapter)
+    assert [parity.phases for parity in found] == [("base", "adapter"), ("adapter",), ("adapter",)]
     assert all("adapter bound to 210 modules on 1" in parity.verified[0] for parity in found)
     # A lane that is connected anew compares all values, and finds the base as it was sent.
     (again,) = parities(model, address, ranks=1, syncs=1, **adapter)
