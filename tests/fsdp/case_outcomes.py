@@ -11,7 +11,7 @@ from weightlane.testing.ranks import RankGroup
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECONDS = 570.0
+SECONDS = 280.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ PROGRAM = Path(__file__).with_name("two_gpus.py")
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(290)
 def test_two_gpus_export_what_the_unsharded_model_has(tmp_path: Path) -> None:
     from case_outcomes import outcomes_of
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Outcomes = Callable[[str, int], dict[str, Outcome]]
 
-pytestmark = [pytest.mark.fsdp, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fsdp, pytest.mark.timeout(290)]
 
 
 @pytest.mark.requirement("R15")
