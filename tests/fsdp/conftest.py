@@ -15,16 +15,16 @@ sys.path.insert(0, str(HERE))
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from case_outcomes import Outcome
+    from case_outcomes import Outcomes
 
 
 @pytest.fixture(scope="session")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict[str, Outcome]]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Outcomes]:
     """What the ranks of a program told, by case: the program is started once a session."""
     from case_outcomes import outcomes_of
 
     @cache
-    def run(program: str, world_size: int) -> dict[str, Outcome]:
+    def run(program: str, world_size: int) -> Outcomes:
         folder = tmp_path_factory.mktemp(program)
         return outcomes_of(HERE / f"{program}.py", world_size, folder)
 

@@ -15,9 +15,9 @@ import two_ranks_peft
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from case_outcomes import Outcome
+    from case_outcomes import Outcomes
 
-    Outcomes = Callable[[str, int], dict[str, Outcome]]
+    OutcomesOf = Callable[[str, int], Outcomes]
 
 pytestmark = [pytest.mark.fsdp, pytest.mark.timeout(290)]
 
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.fsdp, pytest.mark.timeout(290)]
 @pytest.mark.requirement("R15")
 @pytest.mark.requirement("R17")
 @pytest.mark.parametrize("case", two_ranks.VALUES)
-def test_two_ranks_export_what_the_unsharded_model_has(outcomes: Outcomes, case: str) -> None:
-    outcomes("two_ranks", 2)[case].require()
+def test_two_ranks_export_what_the_unsharded_model_has(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("two_ranks", 2).require(case)
 
 
 @pytest.mark.requirement("R1")
@@ -34,14 +34,14 @@ def test_two_ranks_export_what_the_unsharded_model_has(outcomes: Outcomes, case:
 @pytest.mark.requirement("R12")
 @pytest.mark.requirement("R13")
 @pytest.mark.parametrize("case", two_ranks_peft.CASES)
-def test_two_ranks_export_adapters_as_the_unsharded_model_has_them(outcomes: Outcomes, case: str) -> None:
-    outcomes("two_ranks_peft", 2)[case].require()
+def test_two_ranks_export_adapters_as_the_unsharded_model_has_them(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("two_ranks_peft", 2).require(case)
 
 
 @pytest.mark.requirement("R15")
 @pytest.mark.parametrize("case", four_ranks.CASES)
-def test_four_ranks_export_what_the_unsharded_model_has(outcomes: Outcomes, case: str) -> None:
-    outcomes("four_ranks", 4)[case].require()
+def test_four_ranks_export_what_the_unsharded_model_has(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("four_ranks", 4).require(case)
 
 
 @pytest.mark.requirement("R2")
@@ -51,5 +51,5 @@ def test_four_ranks_export_what_the_unsharded_model_has(outcomes: Outcomes, case
 @pytest.mark.requirement("R11")
 @pytest.mark.requirement("R16")
 @pytest.mark.parametrize("case", two_ranks.SPECIAL)
-def test_two_ranks_keep_to_the_rules_of_an_export(outcomes: Outcomes, case: str) -> None:
-    outcomes("two_ranks", 2)[case].require()
+def test_two_ranks_keep_to_the_rules_of_an_export(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("two_ranks", 2).require(case)

@@ -116,20 +116,43 @@ class RankGroup:
                 raise TimeoutError(f"rank {rank} did not print {text!r}; it printed:\n{self.output(rank)}")
             time.sleep(0.02)
 
-    def wait(self, seconds: float) -> list[RankOutcome]:
-        """Waits for all ranks; raises TimeoutError with every rank's output when one is still running."""
-        deadline = time.monotonic() + seconds
-        outcomes: list[RankOutcome] = []
-        for rank, process in enumerate(self._processes):
-            try:
-                status = process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                told = "\n".join(
-                    f"--- rank {other} ---\n{self.output(other)}" for other in range(self.world_size)
-                )
-                raise TimeoutError(f"rank {rank} still runs after {seconds:g} s\n{told}") from None
-            outcomes.append(RankOutcome(rank, status, self.output(rank), time.monotonic() - self._started))
-        return outcomes
+    def wait(self, seconds: float, *, after_a_failure: float | None = None) -> list[RankOutcome]:
+        """Waits for all ranks.
+
+        Args:
+            seconds: the bound for all of them.
+            after_a_failure: by when the others are killed once a rank has ended with another status than 0:
+                they may wait for it in a collective. None leaves them all of `seconds`.
+
+        Raises:
+            TimeoutError: a rank is still running then; with every rank's output.
+        """
+        began = time.monotonic()
+        deadline = began + seconds
+        ended: dict[int, float] = {}
+        while len(ended) < self.world_size:
+            now = time.monotonic()
+            for rank, process in enumerate(self._processes):
+                if rank not in ended and process.poll() is not None:
+                    ended[rank] = now - self._started
+                    if process.returncode and after_a_failure is not None:
+                        deadline = min(deadline, now + after_a_failure)
+            late = [rank for rank in range(self.world_size) if rank not in ended]
+            if late and now > deadline:
+                if deadline == began + seconds:
+                    self._tell_late(late[0], seconds)
+                for rank in late:
+                    os.killpg(self._processes[rank].pid, signal.SIGKILL)
+                    self._processes[rank].wait(timeout=10)
+            time.sleep(0.01)
+        return [
+            RankOutcome(rank, process.returncode, self.output(rank), ended[rank])
+            for rank, process in enumerate(self._processes)
+        ]
+
+    def _tell_late(self, rank: int, seconds: float) -> None:
+        told = "\n".join(f"--- rank {other} ---\n{self.output(other)}" for other in range(self.world_size))
+        raise TimeoutError(f"rank {rank} still runs after {seconds:g} s\n{told}")
 
 
 def _free_port() -> int:
