@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="folder with SGLang 0.5.23, to go before that environment",
     )
+    group.addoption(
+        "--syncs",
+        type=int,
+        default=2,
+        help="how many syncs the live tests of FSDP2 and of modes make with the real model: ten in long runs",
+    )
     group.addoption("--models-dir", metavar="DIR", help="where examples/smollm2.py wrote its folders")
 
 

@@ -48,6 +48,15 @@ def models_dir(pytestconfig: pytest.Config) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def syncs(pytestconfig: pytest.Config) -> int:
+    """How many syncs of the real model a test makes; two in every run, more for long ones."""
+    number = int(pytestconfig.getoption("--syncs"))
+    if number < 2:
+        pytest.fail(f"--syncs={number}: a lane's second sync is another one than its first", pytrace=False)
+    return number
+
+
 def _existing_file(config: pytest.Config, option: str) -> Path:
     # absolute, not resolve: a venv's interpreter is a link, and following it would leave the venv
     path = Path(_required(config, option)).absolute()

@@ -66,14 +66,14 @@ def real_server(start_server: Any, models_dir: Path) -> Iterator[RunningServer]:
 
 
 @pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
-@pytest.mark.parametrize("mode", ["full"])  # merged: into vLLM
+@pytest.mark.parametrize("mode", ["full", "merged"])
 def test_fsdp2_on_two_ranks_matches_over_optimizer_steps(
-    models_dir: Path, real_server: RunningServer, mode: str
+    models_dir: Path, real_server: RunningServer, mode: str, syncs: int
 ) -> None:
     sharded: dict[str, str | int] = {"trainer": "fsdp", "mode": mode, "training": "optimizer"}
     model = models_dir / REAL
-    found = synced(real_server, model, ranks=2, syncs=2, bucket_bytes=32 << 20, options=sharded)
-    assert [parity.phases for parity in found] == [(mode,)] * 2
+    found = synced(real_server, model, ranks=2, syncs=syncs, bucket_bytes=32 << 20, options=sharded)
+    assert [parity.phases for parity in found] == [(mode,)] * syncs
 
 
 @pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")

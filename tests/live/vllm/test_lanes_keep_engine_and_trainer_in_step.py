@@ -47,13 +47,13 @@ def in_step(
 
 
 @pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
-@pytest.mark.parametrize("mode", ["merged"])  # full: into SGLang
+@pytest.mark.parametrize("mode", ["full", "merged"])
 def test_fsdp2_on_two_ranks_stays_in_step_over_optimizer_steps(
-    models_dir: Path, real_front: FrontProcess, mode: str
+    models_dir: Path, real_front: FrontProcess, mode: str, syncs: int
 ) -> None:
     sharded: dict[str, str | int] = {"trainer": "fsdp", "mode": mode, "training": "optimizer"}
-    found = in_step(models_dir / REAL, real_front, ranks=2, syncs=2, options=sharded)
-    assert [parity.phases for parity in found] == [(mode,)] * 2
+    found = in_step(models_dir / REAL, real_front, ranks=2, syncs=syncs, options=sharded)
+    assert [parity.phases for parity in found] == [(mode,)] * syncs
     assert all("digests equal on 1" in parity.verified[0] for parity in found)
 
 
