@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 @hookimpl
 def weightlane_register_backends() -> Iterable[BackendDescriptor]:
+    """One backend in two eras, by what torch offers to gather with."""
     return ERAS
 
 
 @hookimpl
 def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
+    """The installed torch, and which of the names are there that the eras differ in."""
     from weightlane_fsdp.facts import installed_facts
 
     return installed_facts(context.search_path)
@@ -39,6 +41,7 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
 
 @hookimpl
 def weightlane_plan_lifecycle(context: TrainerLifecycleContext) -> TrainerLifecycle:
+    """Copies of a shard that lies on the CPU: whole and beforehand (`staging="shard"`), or part by part."""
     from weightlane_fsdp.options import read_options
 
     if read_options(context.options).staging == "parts":
@@ -54,6 +57,7 @@ def weightlane_plan_lifecycle(context: TrainerLifecycleContext) -> TrainerLifecy
 
 @hookimpl
 def weightlane_describe_export(context: ExportContext) -> RankManifest:
+    """This rank's shards under checkpoint names, without a collective."""
     from weightlane_fsdp.describe import describe
 
     return describe(context)
@@ -61,6 +65,7 @@ def weightlane_describe_export(context: ExportContext) -> RankManifest:
 
 @hookimpl
 def weightlane_normalize_peft_config(context: PeftConfigContext) -> AdapterConfig:
+    """The configuration that peft left on the module inside all wrappers."""
     from weightlane_fsdp.adapter import normalized
 
     return normalized(context)
@@ -68,6 +73,7 @@ def weightlane_normalize_peft_config(context: PeftConfigContext) -> AdapterConfi
 
 @hookimpl
 def weightlane_export_params(context: StreamContext) -> ExportStream:
+    """Shards gathered bucket by bucket in the lane's own groups."""
     from weightlane_fsdp.stream import FsdpStream
 
     return FsdpStream(context)
