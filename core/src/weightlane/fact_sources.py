@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightlane.contexts import FactsContext
-from weightlane.errors import WeightlaneError
+from weightlane.contexts import EndpointContext, FactsContext
+from weightlane.errors import EngineError, WeightlaneError
 from weightlane.facts import SOURCE_QUALITY, EngineFacts, no_facts
 from weightlane.installations import find_distribution
 from weightlane.notices import warn_once
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightlane.contexts import RolloutTarget
-    from weightlane.registry import Registry
+    from weightlane.registry import Registry, Selected
+
+_OPEN_SECONDS = 10.0
 
 
 def collect_facts(
@@ -44,6 +46,8 @@ def collect_facts(
         # Of two equally good sources the one that knows the version; then the plugins' stable order.
         best = max(found, key=lambda item: (SOURCE_QUALITY[item.source], bool(item.version)))
     elif target is not None:
+        if target.address:
+            _require_reachable(registry, backends, target)
         best = no_facts(engine)
     else:
         names = (name for item in backends for name in item.descriptor.distributions)
@@ -59,6 +63,26 @@ def installed_facts(
     return (
         EngineFacts(engine=engine, version=found.version, source="installed") if found else no_facts(engine)
     )
+
+
+def _require_reachable(registry: Registry, backends: Sequence[Selected], target: RolloutTarget) -> None:
+    """Of an address that no plugin took for its own: why not, in the words of whoever would have to open it.
+
+    What would be said otherwise is that no version fits, which is not what is wrong.
+    """
+    refusals: list[EngineError] = []
+    for backend in {item.plugin_name: item for item in backends}.values():
+        context = EndpointContext(backend.descriptor, target, _OPEN_SECONDS)
+        try:
+            registry.call_open_endpoint(backend, context).close()
+        except EngineError as exc:
+            refusals.append(exc)
+        except WeightlaneError:
+            return
+        else:
+            return
+    if refusals:
+        raise refusals[0]
 
 
 def _is_from(facts: EngineFacts, context: FactsContext) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
-from typing import TYPE_CHECKING
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
 import weightlane.notices
-from weightlane.contexts import FactsContext, RolloutTarget
-from weightlane.errors import EngineDeadError, HookError
+from weightlane.contexts import EndpointContext, FactsContext, RolloutTarget
+from weightlane.errors import EngineDeadError, EngineError, HookError, WeightlaneError
 from weightlane.facts import EngineFacts, FactsSource
 from weightlane.notices import PluginWarning
-from weightlane.registry import Registry
+from weightlane.registry import Registry, get_registry
 from weightlane.types import BackendDescriptor
 
 if TYPE_CHECKING:
@@ -151,6 +151,51 @@ def test_what_is_installed_here_says_nothing_of_a_target(
     registry.register(make_plugin(make_backend()), name="acme")
     facts = registry.collect_facts("acme", RolloutTarget(engine="acme", address="https://x.invalid"))
     assert (facts.version, facts.source) == ("", "assumed")
+
+
+def test_of_an_address_that_no_plugin_takes_the_reason_is_told_not_that_no_version_fits(
+    registry: Registry, make_plugin: MakePlugin, make_backend: MakeBackend
+) -> None:
+    def refuses(context: EndpointContext) -> NoReturn:
+        raise EngineError(f"{context.target.address} is none of mine.", "acme listens on pipes.", "Name one.")
+
+    registry.register(make_plugin(make_backend(), weightlane_open_endpoint=refuses), name="acme")
+    with pytest.raises(EngineError, match="none of mine"):
+        registry.collect_facts("acme", RolloutTarget(engine="acme", address="ftp://x"))
+    assert registry.collect_facts("acme").version == "", "without an address nobody is asked"
+
+
+def test_an_address_that_one_of_two_plugins_opens_is_closed_again_and_taken(
+    registry: Registry, make_plugin: MakePlugin, make_backend: MakeBackend
+) -> None:
+    closed: list[str] = []
+
+    def refuses(context: EndpointContext) -> NoReturn:
+        raise EngineError("Not mine.", "No.", "No.")
+
+    def opens(context: EndpointContext) -> object:
+        return SimpleNamespace(close=lambda: closed.append(context.target.address))
+
+    for name, hook in (("first", refuses), ("second", opens)):
+        registry.register(make_plugin(make_backend(), weightlane_open_endpoint=hook), name=name)
+    assert registry.collect_facts("acme", RolloutTarget(engine="acme", address="pipe:x")).version == ""
+    assert closed == ["pipe:x"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "address", "fix"),
+    [
+        ("sglang", "unix:/tmp/x", "http://127.0.0.1:30000"),
+        ("sglang", "127.0.0.1:30000", "http://127.0.0.1:30000"),
+        ("vllm", "http://127.0.0.1:8000", "python -m weightlane_vllm.server"),
+        ("vllm", "127.0.0.1:8000", "Use unix:/absolute/path"),
+        ("reference", "http://127.0.0.1:8000", "Use unix:/absolute/path"),
+    ],
+)
+def test_each_engine_says_how_it_is_reached(engine: str, address: str, fix: str) -> None:
+    with pytest.raises(WeightlaneError) as caught:
+        get_registry().collect_facts(engine, RolloutTarget(engine=engine, address=address))
+    assert fix in str(caught.value)
 
 
 def test_an_engine_nobody_knows_has_no_facts(registry: Registry) -> None:
