@@ -13,14 +13,13 @@ import torch.distributed as dist
 from fsdp_wrappers import DEVICE, WRAPPERS, fsdp2
 from living_bytes import LivingBytes
 from peft_wrappers import lora
-from rank_export import lane_of, require_same, unsharded
+from rank_export import ERA, lane_of, require_same, unsharded
 from torch import nn
 
 from weightlane.contexts import ExportContext
 from weightlane.errors import ExportError
 from weightlane.types import Phase
 from weightlane_fsdp import plugin
-from weightlane_fsdp.eras import ERAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +121,7 @@ def describing_is_no_collective(wrapper: str) -> None:
     """Rank 0 describes alone; a collective would wait for rank 1."""
     wrapped = WRAPPERS[wrapper](tiny_models.disturb(tiny_models.dense()))
     if dist.get_rank() == 0:
-        export = ExportContext(ERAS[0], wrapped, Phase.FULL, 0, 2, {})
+        export = ExportContext(ERA, wrapped, Phase.FULL, 0, 2, {})
         began = time.monotonic()
         manifest = plugin.weightlane_describe_export(export)
         assert time.monotonic() - began < 10

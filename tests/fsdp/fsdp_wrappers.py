@@ -13,14 +13,20 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffload,
-    CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecision,
-    MixedPrecisionPolicy,
     ShardingStrategy,
-    fully_shard,
 )
 from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+except ImportError:  # torch 2.4 and 2.5
+    from torch.distributed._composable.fsdp import (  # type: ignore[no-redef]
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        fully_shard,
+    )
 
 if TYPE_CHECKING:
     from collections.abc import Callable

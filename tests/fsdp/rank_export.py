@@ -11,12 +11,15 @@ from msgspec.structs import replace
 
 from weightlane.export.recipe import Source
 from weightlane.export.recipes import recipes
+from weightlane.facts import no_facts
 from weightlane.packing import dtype_name
+from weightlane.probes import Viable
 from weightlane.testing.rank_export import RankExport, Wished, export_of
 from weightlane.types import Phase
 from weightlane.waiting import nothing_to_check
 from weightlane_fsdp import plugin
 from weightlane_fsdp.eras import ERAS
+from weightlane_fsdp.facts import installed_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from weightlane.stream import ExportStream
 
 SECONDS = 15.0
+ERA = next(era for era in ERAS if isinstance(era.probe(installed_facts() or no_facts("fsdp")), Viable))
+"""The one that fits the torch that runs this."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def lane_of(
     **options: Any,
 ) -> RankExport:
     wished = Wished(phase, bucket_bytes, serving, seconds, check, options)
-    return export_of(_WithoutConfiguration(), ERAS[0], model, wished)
+    return export_of(_WithoutConfiguration(), ERA, model, wished)
 
 
 def unsharded(model: nn.Module, phase: Phase = Phase.FULL, adapter: str | None = None) -> dict[str, Tensor]:

@@ -98,10 +98,19 @@ def held_in_flat(key: str, place: FlatRange, precision: Precision) -> Held:
         tie=(id(handle), number),
         boxes=boxes,
         frame=(elements,),
-        stride=() if flat._contiguities[number] else tuple(flat._strides[number]),
+        stride=_stride(flat, number),
         kept_equal=not boxes,
         owned_offload=handle._offload_params,
     )
+
+
+def _stride(flat: Any, number: int) -> tuple[int, ...]:
+    """In which order an original parameter lies in the flat one: () for its own shape's.
+
+    Before 2.6, which records it, torch flattened every parameter to that.
+    """
+    contiguities = getattr(flat, "_contiguities", None)
+    return () if contiguities is None or contiguities[number] else tuple(flat._strides[number])
 
 
 def local_shard(handle: Any) -> Tensor:
