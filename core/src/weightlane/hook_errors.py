@@ -97,8 +97,8 @@ class _GuardedIterator:
         if self._memory.offloaded:
             raise ExportError(
                 f"A bucket was asked of {self._site} after its trainer had been offloaded.",
-                "A trainer is offloaded when its stream is at its end: what is left would be read from memory "
-                "that it gave away.",
+                "A trainer is offloaded when its stream is at its end: what is left would be read from "
+                "memory that it gave away.",
                 "Ask for every bucket first, or take a new stream.",
             )
         with blamed_on(self._site):
