@@ -62,6 +62,11 @@ def test_two_ranks_put_no_adapter_on_another_base(outcomes: OutcomesOf, case: st
     outcomes("two_ranks", 2).require(case)
 
 
+@pytest.mark.parametrize("case", two_ranks.NORMAL)
+def test_two_ranks_give_the_normal_form_of_the_unsharded_adapter(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("two_ranks", 2).require(case)
+
+
 @pytest.mark.requirement("R2")
 @pytest.mark.requirement("R3")
 @pytest.mark.requirement("R4")

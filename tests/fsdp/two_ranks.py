@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from case_running import run
-from fsdp_adapters import ADAPTERS
+from fsdp_adapters import ADAPTERS, NORMAL
 from fsdp_cases import full_cases
 from fsdp_offloading import OFFLOADING, STAGING
 from fsdp_special import SPECIAL
@@ -12,4 +12,4 @@ from fsdp_wrappers import WRAPPERS
 VALUES = full_cases(WRAPPERS)
 
 if __name__ == "__main__":
-    run({**SPECIAL, **OFFLOADING, **STAGING, **ADAPTERS, **VALUES})
+    run({**SPECIAL, **OFFLOADING, **STAGING, **ADAPTERS, **NORMAL, **VALUES})
