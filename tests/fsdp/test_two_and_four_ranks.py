@@ -44,6 +44,29 @@ def test_four_ranks_export_what_the_unsharded_model_has(outcomes: OutcomesOf, ca
     outcomes("four_ranks", 4).require(case)
 
 
+@pytest.mark.requirement("R7")
+@pytest.mark.parametrize("case", two_ranks.OFFLOADING)
+def test_two_ranks_are_not_offloaded_before_the_last_bucket(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("two_ranks", 2).require(case)
+
+
+@pytest.mark.requirement("R9")
+@pytest.mark.parametrize("case", two_ranks.STAGING)
+def test_two_ranks_stage_for_a_merge_alone(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("two_ranks", 2).require(case)
+
+
+@pytest.mark.requirement("R14")
+@pytest.mark.parametrize("case", two_ranks.ADAPTERS)
+def test_two_ranks_put_no_adapter_on_another_base(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("two_ranks", 2).require(case)
+
+
+@pytest.mark.parametrize("case", two_ranks.NORMAL)
+def test_two_ranks_give_the_normal_form_of_the_unsharded_adapter(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("two_ranks", 2).require(case)
+
+
 @pytest.mark.requirement("R2")
 @pytest.mark.requirement("R3")
 @pytest.mark.requirement("R4")

@@ -8,17 +8,24 @@ from typing import TYPE_CHECKING
 
 os.environ["FSDP_TEST_DEVICE"] = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # read where wrappers are made
 
+import pytest
 import tiny_models
 import torch
 from case_running import run
 from fsdp_cases import MODELS, adapter_cases, full_cases
+from fsdp_offloading import exported_over
 from fsdp_special import ON_ANY_DEVICE
 from fsdp_wrappers import DEVICE, WRAPPERS, fsdp2
-from peft_wrappers import ADAPTED
+from peft_wrappers import ADAPTED, lora
 from rank_export import lane_of, require_same, unsharded
+
+from weightlane.errors import ExportError
+from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import nn
 
 UNDER = (
     "ddp",
@@ -32,11 +39,13 @@ UNDER = (
 )
 
 
-def a_shard_on_the_cpu_is_staged(staging: str) -> None:
+def a_shard_on_the_cpu_is_staged(staging: str, phase: Phase) -> None:
     """The user moved the model away; parts are brought back for the sync, and the model stays where it is."""
-    expected = unsharded(tiny_models.disturb(tiny_models.dense()))
-    wrapped = fsdp2(tiny_models.disturb(tiny_models.dense())).cpu()
-    with lane_of(wrapped, staging=staging) as lane:
+    make = tiny_models.dense if phase is Phase.FULL else adapted
+    name = "default" if phase is Phase.ADAPTER else None
+    expected = unsharded(tiny_models.disturb(make()), phase, name)
+    wrapped = fsdp2(tiny_models.disturb(make())).cpu()
+    with lane_of(wrapped, phase, staging=staging) as lane:
         with lane.plugin.weightlane_export_params(lane.context) as stream:
             if staging == "shard":
                 stream.onload()
@@ -50,9 +59,25 @@ def a_shard_on_the_cpu_is_staged(staging: str) -> None:
     assert all(parameter.device.type == "cpu" for parameter in wrapped.parameters())
 
 
+def adapted() -> nn.Module:
+    return lora(tiny_models.dense())
+
+
+def a_move_in_mid_sync_is_refused() -> None:
+    """As a user offloads: `model.cpu()`, before the last bucket."""
+    wrapped = fsdp2(tiny_models.disturb(tiny_models.dense()))
+    with lane_of(wrapped) as lane, pytest.raises(ExportError, match="was moved, freed or replaced while its"):
+        exported_over(lane, wrapped.cpu)
+
+
 CASES: dict[str, Callable[[], None]] = {
     **ON_ANY_DEVICE,
-    **{f"staging / {way}": partial(a_shard_on_the_cpu_is_staged, way) for way in ("parts", "shard")},
+    **{
+        f"staging / {way} / {phase.value}": partial(a_shard_on_the_cpu_is_staged, way, phase)
+        for way in ("parts", "shard")
+        for phase in (Phase.FULL, Phase.MERGED, Phase.ADAPTER)
+    },
+    "a move in mid-sync": a_move_in_mid_sync_is_refused,
     **full_cases({name: WRAPPERS[name] for name in UNDER}),
     **adapter_cases(
         {name: WRAPPERS[name] for name in ("fsdp1", "fsdp2", "fsdp2 offload")},

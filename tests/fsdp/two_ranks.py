@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from case_running import run
+from fsdp_adapters import ADAPTERS, NORMAL
 from fsdp_cases import full_cases
+from fsdp_offloading import OFFLOADING, STAGING
 from fsdp_special import SPECIAL
 from fsdp_wrappers import WRAPPERS
 
 VALUES = full_cases(WRAPPERS)
 
 if __name__ == "__main__":
-    run({**SPECIAL, **VALUES})
+    run({**SPECIAL, **OFFLOADING, **STAGING, **ADAPTERS, **NORMAL, **VALUES})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
-from weightlane.errors import HookError, WeightlaneError
+from weightlane.errors import ExportError, HookError, WeightlaneError
 from weightlane.stream import MovesMemory, TellsRounding
 
 if TYPE_CHECKING:
@@ -73,17 +73,34 @@ def _culprit(error: BaseException, site: HookSite, called: Mapping[CodeType, Hoo
     return next((called[f.f_code] for f, _ in reversed(list(frames)) if f.f_code in called), site)
 
 
+@dataclass(slots=True)
+class _Memory:
+    """Whether a stream's trainer was offloaded, and not loaded again since."""
+
+    offloaded: bool = False
+
+
 class _GuardedIterator:
     """Holds no bucket itself: the stream may reuse its storage when the next one is asked for."""
 
-    def __init__(self, buckets: Iterator[Sequence[tuple[int, Tensor]]], site: HookSite) -> None:
+    def __init__(
+        self, buckets: Iterator[Sequence[tuple[int, Tensor]]], site: HookSite, memory: _Memory
+    ) -> None:
         self._buckets = buckets
         self._site = site
+        self._memory = memory
 
     def __iter__(self) -> _GuardedIterator:
         return self
 
     def __next__(self) -> Sequence[tuple[int, Tensor]]:
+        if self._memory.offloaded:
+            raise ExportError(
+                f"A bucket was asked of {self._site} after its trainer had been offloaded.",
+                "A trainer is offloaded when its stream is at its end: what is left would be read from "
+                "memory that it gave away.",
+                "Ask for every bucket first, or take a new stream.",
+            )
         with blamed_on(self._site):
             try:
                 bucket = next(self._buckets)
@@ -106,6 +123,7 @@ class GuardedStream:
     def __init__(self, stream: ExportStream, site: HookSite) -> None:
         self._stream = stream
         self._site = site
+        self._memory = _Memory()
         with blamed_on(site):
             self.collective = stream.collective
             self.owns_storage = stream.owns_storage
@@ -121,9 +139,11 @@ class GuardedStream:
         """The plugin's `onload`."""
         with blamed_on(self._site):
             self._moves_memory("onload").onload()
+        self._memory.offloaded = False
 
     def offload(self) -> None:
-        """The plugin's `offload`."""
+        """The plugin's `offload`; no bucket is given after it."""
+        self._memory.offloaded = True
         with blamed_on(self._site):
             self._moves_memory("offload").offload()
 
@@ -139,7 +159,7 @@ class GuardedStream:
     def __iter__(self) -> Iterator[Sequence[tuple[int, Tensor]]]:
         """The plugin's buckets."""
         with blamed_on(self._site):
-            return _GuardedIterator(iter(self._stream), self._site)
+            return _GuardedIterator(iter(self._stream), self._site, self._memory)
 
     def __enter__(self) -> Self:
         """Enters the plugin's stream."""

@@ -90,13 +90,17 @@ class SyncGo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sync-
 
 
 class RankMoved(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rank-moved"):
-    """What one rank sent: tensors and bytes per worker it feeds (0 when it only drained), and its digest."""
+    """What one rank sent: tensors and bytes per worker it feeds (0 when it only drained), and its digest.
+
+    `update_lost` is what its stream tells (`weightlane.stream.TellsRounding`): None where nothing was merged.
+    """
 
     rank: int
     tensors: int
     nbytes: int
     digest: str
     seconds: float
+    update_lost: float | None = None
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,6 +144,12 @@ class SyncReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
     digest, which is an alarm if the optimizer stepped in between. `missing` lists replicas that the lane went
     on without; `rejoined` those that had been started anew and were brought level by this sync. `phases` has
     each phase that ran, in order; all other figures are the last one's.
+
+    `update_lost` is the share, from 0 to 1, of the adapters' change that rounding merged weights to their own
+    dtype took away: the root of the sum of squares of what was lost, over that of the whole change, both over
+    every merged element. 0 where nothing is rounded (float32), a few hundredths in bfloat16, and near 1 where
+    the change is too small for the weights' dtype and the engine serves almost the base. It is the largest
+    that any rank tells; None where nothing was merged, and of a trainer backend that does not measure it.
     """
 
     lane: str
@@ -155,6 +165,7 @@ class SyncReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
     missing: tuple[MissingReplica, ...] = ()
     rejoined: tuple[int, ...] = ()
     phases: tuple[PhaseReport, ...] = ()
+    update_lost: float | None = None
 
 
 class Committed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="committed"):

@@ -69,13 +69,21 @@ def is_plain(tensor: object) -> bool:
         and not tensor.is_meta
         and tensor.layout is torch.strided
         and not tensor.is_quantized
+        and not is_freed(tensor)
     )
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Whether its owner let go of its memory, as trainers do to offload it: reading it ends the process."""
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
 
 
 def kind_of(tensor: object) -> str:
     """What a thing that is not plain is, for messages."""
     if isinstance(tensor, torch.Tensor) and tensor.is_meta:
         return "a tensor on the meta device"
+    if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and is_freed(tensor):
+        return "a tensor whose memory was freed"
     if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
     return f"a {type(tensor).__name__}"

@@ -95,4 +95,5 @@ def report_of(
         missing=go.missing,
         rejoined=tuple(item.replica for item in go.rejoining),
         phases=(*earlier, phase),
+        update_lost=max((rank.update_lost for rank in moved if rank.update_lost is not None), default=None),
     )

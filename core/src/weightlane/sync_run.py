@@ -18,6 +18,7 @@ from weightlane.moving import move_buckets
 from weightlane.plan import FENCED
 from weightlane.replica_session import cancel_all
 from weightlane.starting import StartProcedure
+from weightlane.stream import TellsRounding
 from weightlane.sync_failure import SyncProgress, diagnosed, first_cause, partly_published, with_consequence
 from weightlane.sync_publishing import publish_everywhere, require_what_was_staged
 from weightlane.sync_report import report_of, verified_replicas
@@ -202,6 +203,7 @@ class SyncRun:
             nbytes=plan.nbytes * fed,
             digest=outcome.digest,
             seconds=time.monotonic() - started,
+            update_lost=stream.update_lost if isinstance(stream, TellsRounding) else None,
         )
 
     def _agree_loaded(self, load: Callable[[], Go]) -> None:

@@ -68,7 +68,7 @@ def test_rank_stabilised_scale_is_folded_into_alpha() -> None:
         ("trainable_token_indices", [1, 2], "merged"),
         ("fan_in_fan_out", True, "merged"),
         ("init_lora_weights", "pissa_niter_4", "merged"),
-        ("layer_replication", [(0, 2), (1, 2)], "full"),
+        ("layer_replication", [(0, 2), (1, 2)], "merged"),
         ("alora_invocation_tokens", [5], "No mode"),
         ("use_qalora", True, "No mode"),
     ],

@@ -183,6 +183,7 @@ def test_a_trainer_that_cannot_tell_values_sends_it_at_the_first_sync_whatever_i
         assert phases(second.sync(1)) == ["base", "adapter"], "another lane's base is another base"
 
 
+@pytest.mark.requirement("R14")
 def test_control_an_adapter_is_not_put_on_another_base_where_nobody_asks(
     policy: Any,
     other: ReferenceEngine,

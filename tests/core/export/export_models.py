@@ -23,7 +23,7 @@ from weightlane.torch_trainer.modules import named_tensors
 from weightlane.torch_trainer.plugin import TORCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -172,6 +172,11 @@ def stream_of(export: ExportContext, bucket_bytes: int = 2048) -> tuple[Manifest
     return manifest, TorchStream(
         StreamContext(export, manifest, entries, tensors, buckets, None, (0,), wanted=True)
     )
+
+
+def named_buckets(manifest: Manifest, buckets: Sequence[Any]) -> dict[str, Tensor]:
+    """What a stream gave, by name."""
+    return {manifest.tensors[number].name: tensor for bucket in buckets for number, tensor in bucket}
 
 
 @contextmanager

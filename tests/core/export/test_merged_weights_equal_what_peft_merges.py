@@ -17,12 +17,17 @@ from export_models import (
     qwen3_moe,
     recipes_of,
     same,
+    sources_of,
     state_of,
     step,
     wrapped,
 )
 
+from weightlane.errors import ExportError
+from weightlane.export.recipe import Source
+from weightlane.export.recipes import recipes
 from weightlane.export.rounding import RoundingLoss
+from weightlane.peft.expert_axes import by_expert
 from weightlane.types import Phase
 
 if TYPE_CHECKING:
@@ -189,3 +194,35 @@ def test_what_rounding_takes_from_an_update_is_told() -> None:
     assert lost[torch.float32] == 0
     assert lost[torch.bfloat16] is not None
     assert 1e-4 < lost[torch.bfloat16] < 0.2
+
+
+@pytest.mark.parametrize(("release", "turned"), [("0.18.1", True), ("0.19.1", False), ("0.21.2", False)])
+def test_square_experts_of_a_peft_that_keeps_no_word_in_its_layers_go_by_its_release(
+    release: str, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import peft
+
+    model = wrapped(qwen3_moe(), target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj"])
+    monkeypatch.setattr(peft, "__version__", release)
+    (layer,) = (module for module in model.modules() if "ParamWrapper" in type(module).__name__)
+    del layer._did_swap_in_out_features
+    base, scaling = layer.get_base_layer().gate_up_proj, layer.scaling["default"]
+    assert base.shape[1] == base.shape[2], "shapes tell nothing"
+    pair = (layer.lora_A["default"].weight, layer.lora_B["default"].weight)
+    first, second = by_expert(*(item.detach() for item in pair), experts=len(base))
+    change = second @ first * scaling
+    wanted = (base + (change.mT if turned else change)).detach()
+    merged = made(model, Phase.MERGED)
+    for expert, rows in enumerate(wanted):
+        for number, leaf in enumerate(("gate_proj", "up_proj")):
+            given = merged[f"model.layers.0.mlp.experts.{expert}.{leaf}.weight"]
+            torch.testing.assert_close(given, rows.chunk(2)[number], rtol=0, atol=1e-6)
+
+
+def test_matrices_that_fit_their_experts_neither_way_are_named() -> None:
+    model = wrapped(qwen3_moe(), target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj"])
+    sources = sources_of(model)
+    (key,) = (name for name in sources if name.endswith("experts.lora_A.default.weight"))
+    sources[key] = Source(key, (sources[key].shape[0], 7), "float32")
+    with pytest.raises(ExportError, match=r"matrices of .*mlp\.experts have the shapes \[16, 7\] and"):
+        recipes(model, sources, Phase.MERGED)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
-from export_models import llama, quiet, same, state_of, step, wrapped
+from export_models import llama, made, merged_by_peft, quiet, same, state_of, step, wrapped
 
 import weightlane as wl
 from weightlane.errors import ExportError, PlanError, SyncError
+from weightlane.lane_messages import SyncReport
+from weightlane.messages import decode, encode
 from weightlane.reference.engine import ReferenceEngine
 from weightlane.testing.greedy import greedy_choices
 from weightlane.testing.ranks import _free_port
 from weightlane.torch_trainer import exported
+from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from weightlane.lane import Lane
@@ -90,21 +95,45 @@ def test_the_stale_bug_would_show(
         assert apart(policy, lane) <= 1e-5
 
 
-def test_the_lanes_own_stream_tells_what_rounding_took(engine: ReferenceEngine) -> None:
-    lost = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        with lane_of(wrapped(llama(dtype)), engine) as lane:
-            stream = lane._members.mover.open_stream()
-            with stream:
-                list(stream)
-            lost[dtype] = stream.update_lost  # type: ignore[attr-defined]
-    assert lost[torch.float32] == 0.0
-    assert 1e-4 < lost[torch.bfloat16] < 0.2
+def reports_of(model: Any, engine: ReferenceEngine, mode: str = "merged") -> list[SyncReport]:
+    with lane_of(model, engine, mode) as lane:
+        return [lane.sync(version) for version in (1, 2)]
+
+
+def test_a_report_tells_what_rounding_took_from_the_adapters_change(engine: ReferenceEngine) -> None:
+    """Against the same share worked out from peft's own merge of a float32 copy."""
+    policy = wrapped(llama(torch.bfloat16))
+    exact = merged_by_peft(copy.deepcopy(policy).float())
+    base = {name: tensor.float() for name, tensor in made(policy, Phase.BASE).items()}
+    changed = [name for name in base if not torch.equal(base[name], exact[name])]
+    lost = torch.cat([(exact[name] - exact[name].bfloat16().float()).flatten() for name in changed])
+    meant = torch.cat([(exact[name] - base[name]).flatten() for name in changed])
+    wanted = float(lost.norm() / meant.norm())
+    assert 1e-4 < wanted < 0.2
+    for report in reports_of(policy, engine):
+        assert report.update_lost == pytest.approx(wanted, rel=1e-3)
+        assert msgspec.json.decode(msgspec.json.encode(report))["update_lost"] == report.update_lost
+        assert decode(encode(report), SyncReport, sender="rank 0") == report
+
+
+def test_control_nothing_is_lost_where_nothing_is_rounded_and_none_told_where_nothing_is_merged(
+    engine: ReferenceEngine,
+) -> None:
+    assert {report.update_lost for report in reports_of(wrapped(llama()), engine)} == {0.0}
+    assert {report.update_lost for report in reports_of(wrapped(llama()), engine, "adapter")} == {None}
+    assert {report.update_lost for report in reports_of(llama(torch.bfloat16), engine, "full")} == {None}
+
+
+def test_a_change_that_is_too_small_for_the_dtype_is_lost_and_told(engine: ReferenceEngine) -> None:
+    policy = wrapped(llama(torch.bfloat16))
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if ".lora_B." in name:
+                parameter.mul_(1e-4)
+    assert reports_of(policy, engine)[0].update_lost > 0.9  # type: ignore[operator]
 
 
 def wl_base(phase: Any) -> Any:
-    from weightlane.types import Phase
-
     assert phase is Phase.MERGED
     return Phase.BASE
 

@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-
-from weightlane.expert_layout import expert_ranges, transposed_experts
 
 REPORTS: dict[str, dict[str, Any]] = {
     case["id"]: case
@@ -51,32 +48,31 @@ def test_fused_experts_become_one_tensor_per_expert_and_projection() -> None:
         assert torch.equal(made[f"{holder}.up_proj.weight"], whole[told["name"]][expert, rows // 2 :])
 
 
-def test_each_share_of_the_experts_is_the_report_s() -> None:
-    told = REPORTS["mo-14"]
-    ranges = expert_ranges(told["input"]["num_experts"], told["input"]["ep_size"])
-    assert {str(part): list(item) for part, item in enumerate(ranges)} == told["expected"]["ranges"]
+def test_fused_experts_of_gpt_oss_travel_as_its_checkpoint_holds_them() -> None:
+    """Gate and up of one feature side by side, both projections transposed: as the model itself has them."""
+    from transformers import GptOssConfig, GptOssForCausalLM
 
+    from weightlane.export.recipe import Source
+    from weightlane.export.recipes import recipes
+    from weightlane.types import Phase
 
-@pytest.mark.parametrize("experts", range(7))
-@pytest.mark.parametrize("parts", [1, 2, 3, 8])
-def test_every_expert_is_in_one_share_and_none_is_empty_without_need(experts: int, parts: int) -> None:
-    ranges = expert_ranges(experts, parts)
-    assert [expert for start, stop in ranges for expert in range(start, stop)] == list(range(experts))
-    assert len(ranges) == parts
-    assert sum(stop == start for start, stop in ranges) == max(0, parts - experts)
-
-
-@pytest.mark.parametrize(("experts", "parts"), [(4, 0), (-1, 2)])
-def test_shares_that_cannot_be_are_refused(experts: int, parts: int) -> None:
-    with pytest.raises(ValueError, match=f"{experts} experts"):
-        expert_ranges(experts, parts)
-
-
-def test_both_projections_of_gpt_oss_are_transposed_with_their_rows_in_order() -> None:
     told, wanted = REPORTS["mo-11"]["input"], REPORTS["mo-11"]["expected"]
-    assert told["hidden"] != told["inter"], "equal sizes would hide a transposition that was left out"
-    for given, made in (("fc1_out_in", "gate_up_proj"), ("fc2_out_in", "down_proj")):
-        fused = transposed_experts([torch.tensor(told[given])] * told["E"])
-        assert fused.tolist() == wanted[made]
-        assert list(fused.shape) == wanted[f"{made}_shape"]
-        assert fused.is_contiguous()
+    assert told["hidden"] != told["inter"], "equal sizes would hide a transposition"
+    sizes = {
+        "num_local_experts": told["E"],
+        "hidden_size": told["hidden"],
+        "intermediate_size": told["inter"],
+    }
+    small = {"num_experts_per_tok": 1, "num_hidden_layers": 1, "vocab_size": 8}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 4}
+    special = {"pad_token_id": 0, "eos_token_id": 1}
+    with torch.device("meta"):
+        model = GptOssForCausalLM(GptOssConfig(**sizes, **small, **heads, **special))
+    for given, leaf in (("fc1_out_in", "gate_up_proj"), ("fc2_out_in", "down_proj")):
+        name = f"model.layers.0.mlp.experts.{leaf}"
+        held = torch.tensor(told[given], dtype=torch.float32).T.contiguous()[None]
+        assert model.get_parameter(name).shape == held.shape
+        (recipe,) = recipes(model, {name: Source(name, tuple(held.shape), "float32")}, Phase.FULL)
+        made = recipe.make([held])
+        assert (recipe.name, made.tolist()) == (name, wanted[leaf])
+        assert list(made.shape) == wanted[f"{leaf}_shape"]

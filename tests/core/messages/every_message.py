@@ -229,6 +229,7 @@ SYNCED = lm.SyncReport(
     missing=(MISSING,),
     rejoined=(1,),
     phases=(lm.PhaseReport(Phase.BASE, (0,), 4, 64, 0.5, ("counts equal",), ("it was started anew",)),),
+    update_lost=0.02,
 )
 AGENT_REQUESTS: tuple[m.AgentRequest, ...] = (
     m.Describe("acme"),
@@ -285,6 +286,7 @@ LANE: tuple[msgspec.Struct, ...] = (
     lm.SyncStart(3, "d1", (0, 2)),
     lm.SyncGo((lm.Rejoining(1, {0: "second"}),), (MISSING,), (lm.NeedsBase(0, "it holds another base"),)),
     lm.RankMoved(0, 1, 2, "d", 0.5),
+    lm.RankMoved(1, 1, 2, "d", 0.5, update_lost=0.25),
     SYNCED,
     lm.Committed(4),
 )
@@ -294,7 +296,7 @@ DEMO: tuple[dm.RankMessage, ...] = (
     dm.ModelReady(),
     dm.Connected("plan", "LlamaForCausalLM", 7),
     dm.StepReport(1, 2, (2, None), 0.5, 16, 0.1, 0.2, None, 0.5, 0.25),
-    dm.StepReport(1, 2, (2,), 0.5, 16, 0.1, 0.2, 1.0, 0.5, 0.25, 4096, 0.125, 1, "everything"),
+    dm.StepReport(1, 2, (2,), 0.5, 16, 0.1, 0.2, 1.0, 0.5, 0.25, 4096, 0.125, 1, "everything", 0.02),
     dm.LastProbs((0.5, 0.25), (0.5,)),
     dm.Closing(4, (3,), 1, 0, 0.0, 0.1, True),
     dm.Broken(FAILURE),

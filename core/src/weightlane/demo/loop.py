@@ -119,6 +119,7 @@ class _Loop:
                         sync_seconds=synced.seconds if synced else None,
                         unchanged_since=synced.unchanged_since if synced else None,
                         verified=_verified(synced),
+                        update_lost=synced.update_lost if synced else None,
                     )
                 )
         if self._rank == 0:

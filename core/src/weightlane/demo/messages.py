@@ -42,6 +42,7 @@ class StepReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
     `rollout_versions` are the distinct versions that the engine says its samples came from, None for
     samples without one. `reward` is the mean over all sampled tokens. `nbytes`, `sync_seconds` and
     `unchanged_since` are None in a step without a sync; the last also where the wire's digest was new.
+    `update_lost` is the sync's own (`weightlane.lane_messages.SyncReport`).
     """
 
     step: int
@@ -58,6 +59,7 @@ class StepReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
     sync_seconds: float | None = None
     unchanged_since: int | None = None
     verified: str = ""
+    update_lost: float | None = None
 
 
 class Closing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="closing"):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weightlane.errors import ExportError
+from weightlane.errors import ExportError, PlanError
 from weightlane.export.deltas import BiasStep, ExpertLowRank, LowRank, TokenRows
 from weightlane.export.paths import own_class
+from weightlane.peft.expert_axes import axis_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightlane.export.places import PeftLayer
     from weightlane.export.recipe import Source
+    from weightlane.peft.expert_axes import Storage
 
 _LORA = "peft.tuners.lora.layer"
 _KINDS = ("Linear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "ParamWrapper")
@@ -211,26 +214,42 @@ def _of_weight(layer: PeftLayer, kind: str, adapter: str, scaling: float) -> Cha
 def _of_parameter(
     layer: PeftLayer, adapter: str, scaling: float, base: Source, sources: Mapping[str, Source]
 ) -> Change:
-    module = layer.module
     keys = (f"{layer.path}.lora_A.{adapter}.weight", f"{layer.path}.lora_B.{adapter}.weight")
     if len(base.shape) == 2:
         return Change(LowRank(scaling), keys)
-    first, second = (sources[key].shape if key in sources else () for key in keys)
-    sides = (first[1] if first else 0, second[0] if second else 0)
-    rows, columns = base.shape[1:]
-    # By shape; where that leaves two answers, by what this release of peft says of itself.
-    rows_in = (
-        not getattr(module, "_did_swap_in_out_features", False)
-        if rows == columns
-        else sides == (rows, columns)
-    )
-    if not rows_in and sides != (columns, rows):
-        raise ExportError(
-            f"The matrices of {layer.path} have {sides[0]} inputs and {sides[1]} outputs.",
-            f"{module.parameter_name} has the shape {list(base.shape)}.",
-            "Report this with the version of peft.",
+    if any(key not in sources for key in keys):
+        return Change(ExpertLowRank(scaling, base.shape[0], rows_in=True), keys)  # refused by the caller
+    return Change(ExpertLowRank(scaling, base.shape[0], _reads_rows(layer, keys, base, sources)), keys)
+
+
+def _reads_rows(layer: PeftLayer, keys: tuple[str, str], base: Source, sources: Mapping[str, Source]) -> bool:
+    """Whether A reads the second axis of a parameter of experts: by shape, then by what peft says of it.
+
+    Releases before 0.19 keep no word of it in the layer: theirs is the rule of the release itself.
+    """
+    module = layer.module
+    experts, rows, columns = base.shape
+    first, second = (sources[key].shape for key in keys)
+    storage: Storage = "in-out" if getattr(_innermost(module), "is_transposed", False) else "out-in"
+    try:
+        order = axis_order(
+            f"{layer.path}.{module.parameter_name}",
+            parameter=(experts, rows, columns),
+            storage=storage,
+            first=first,
+            second=second,
+            peft_version=str(getattr(sys.modules.get("peft"), "__version__", "")),
         )
-    return Change(ExpertLowRank(scaling, base.shape[0], rows_in), keys)
+    except PlanError as error:
+        raise ExportError(
+            f"The matrices of {layer.path} have the shapes {list(first)} and {list(second)}.",
+            f"{module.parameter_name} has the shape {list(base.shape)}, which they do not fit.",
+            "Report this with the version of peft.",
+        ) from error
+    swapped = getattr(module, "_did_swap_in_out_features", None)
+    if rows == columns and swapped is not None:
+        return not swapped
+    return (order == "as-named") == (storage == "in-out")
 
 
 def _require_fitting(layer: PeftLayer, change: Change, base: Source, sources: Mapping[str, Source]) -> None:

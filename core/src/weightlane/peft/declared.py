@@ -12,7 +12,7 @@ import msgspec
 
 from weightlane.errors import PlanError, Problem
 from weightlane.peft.config import ModuleLora
-from weightlane.peft.features import MERGED, asked_features, unknown_fields
+from weightlane.peft.features import IN_TRAINER, asked_features, unknown_fields
 from weightlane.peft.patterns import looked_up, rules_of
 from weightlane.peft.plain_values import fields_of
 
@@ -129,7 +129,7 @@ def _type_problems(fields: Mapping[str, Any]) -> list[Problem]:
     if kind is None:
         what = f"the configuration has no peft_type; it has {', '.join(sorted(fields)) or 'no keys'}"
         return [Problem("peft-config", "peft_type", what, "Give the configuration that peft made.")]
-    return [Problem("peft-config", "peft_type", f"{kind} adapters cannot be carried; LORA can", MERGED)]
+    return [Problem("peft-config", "peft_type", f"{kind} adapters cannot be carried; LORA can", IN_TRAINER)]
 
 
 class FieldReader:

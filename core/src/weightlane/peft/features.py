@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 MERGED = "Mode merged could carry it."
-FULL = "Mode full could carry it: it sends the weights as the trainer holds them."
+IN_TRAINER = "Mode full could carry it once the trainer has merged it (merge_and_unload)."
+"""For what peft merges in a way of its own, which `weightlane.export.lora_layers` refuses to guess."""
+
 NO_MODE = "No mode could carry it: it is no change of weights alone."
 
 
@@ -43,7 +45,11 @@ FEATURES: dict[str, Feature] = {
     "rank_pattern": Feature("modules have ranks of their own", MERGED),
     "alpha_pattern": Feature("modules have scales of their own", MERGED),
     "bias": Feature("trained biases are no part of an adapter here", MERGED, _is_not_none_word),
-    "lora_bias": Feature("the matrices have biases", MERGED, tensors=r"\.lora_B\.bias"),
+    "lora_bias": Feature(
+        "the matrices have biases",
+        "Mode merged could carry it where the layers have biases too.",
+        tensors=r"\.lora_B\.bias",
+    ),
     "use_dora": Feature(
         "DoRA also scales each output by a learned magnitude",
         MERGED,
@@ -56,14 +62,17 @@ FEATURES: dict[str, Feature] = {
     "init_lora_weights": Feature(
         "it changed the base weights when training began", MERGED, _changes_the_base
     ),
-    "layer_replication": Feature("the trainer's model has layers more than its checkpoint", FULL),
+    "layer_replication": Feature(
+        "the trainer's model has layers more than its checkpoint",
+        "Mode merged could carry it to an engine whose model has these layers.",
+    ),
     "use_qalora": Feature("inputs are pooled before the first matrix", NO_MODE),
-    "use_bdlora": Feature("the matrices are block-diagonal", MERGED),
+    "use_bdlora": Feature("the matrices are block-diagonal", IN_TRAINER),
     "alora_invocation_tokens": Feature("it acts on some tokens only", NO_MODE),
     "arrow_config": Feature("it routes between adapters", NO_MODE),
-    "velora_config": Feature("weightlane does not know it", MERGED),
-    "monteclora_config": Feature("weightlane does not know it", MERGED),
-    "kasa_config": Feature("it adds a singular-value diagonal between the matrices", MERGED),
+    "velora_config": Feature("the matrices are trained in a way of its own", MERGED),
+    "monteclora_config": Feature("what it adds to the matrices is not known here", IN_TRAINER),
+    "kasa_config": Feature("it adds a singular-value diagonal between the matrices", IN_TRAINER),
     "ensure_weight_tying": Feature("tied modules share matrices", MERGED),
 }
 
@@ -103,7 +112,7 @@ def unknown_fields(fields: Mapping[str, Any]) -> list[Problem]:
             "peft-config",
             key,
             f"it is {value!r}, and this weightlane does not know what it changes",
-            "Leave it out, or use mode merged.",
+            f"Leave it out. {IN_TRAINER}",
         )
         for key, value in fields.items()
         if value and key not in FEATURES and key not in READ_ELSEWHERE | WITHOUT_MEANING_HERE
@@ -125,7 +134,7 @@ def refused_features(needs: Mapping[str, str], carries: Collection[str], *, rece
             f"it is {value}: {FEATURES[key].what}, which {receiver} does not carry"
             if key in FEATURES
             else f"it is {value}, which {receiver} does not carry",
-            FEATURES[key].mode if key in FEATURES else MERGED,
+            FEATURES[key].mode if key in FEATURES else IN_TRAINER,
         )
         for key, value in needs.items()
         if key not in carries

@@ -144,5 +144,5 @@ def require_plain_base(model: Any, name: str) -> None:
         raise ExportError(
             f"{trained[0]} and {len(trained) - 1} more parameters of the base are trained.",
             "Mode adapter sends the LoRA matrices alone, so the engine would keep the old ones for ever.",
-            "Freeze them (requires_grad=False), or use mode full.",
+            "Freeze them (requires_grad=False), or use mode merged.",
         )

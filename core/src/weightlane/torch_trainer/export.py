@@ -31,9 +31,9 @@ class TorchStream:
 
     In modes full and adapter a tensor is valid until the next bucket: it aliases the module (training is
     paused during a sync) or a broadcast buffer. In mode merged each has memory of its own. Live tensors are
-    never written, so there is nothing to restore at exit; if the trainer writes to them before the end, the
-    export fails. `update_lost` is the share of the adapters' change that rounding to the weights' dtype took
-    from what was made so far; None where nothing was merged.
+    never written, so there is nothing to restore at exit; if the trainer writes to them, moves or offloads
+    them before the end, the export fails. `update_lost` is the share of the adapters' change that rounding to
+    the weights' dtype took from what was made so far; None where nothing was merged.
     """
 
     def __init__(self, context: StreamContext) -> None:
@@ -98,6 +98,8 @@ class TorchStream:
             yield bucket
             # Asked again, since what was yielded may have been read only now.
             before.require(found.tensors, keys)
+        # Looked up afresh: what was moved left its old memory to the tensors that are read here.
+        before.require(exported(self._context.export).tensors, found.tensors)
 
     def _whole(self, spec: TensorSpec, found: Exported) -> Tensor | None:
         everyone_has_it = set(self._context.serving_ranks) <= set(spec.holders)

@@ -9,7 +9,7 @@ import torch
 
 from weightlane.errors import ExportError
 from weightlane.export.paths import cleaned_keys, unwrapped
-from weightlane.packing import is_plain, kind_of
+from weightlane.packing import is_freed, is_plain, kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +41,8 @@ def named_tensors(model: Any) -> dict[str, Tensor]:
             "Pass one of these as model=.",
         )
     for name, tensor in found.items():
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and is_freed(tensor):
+            raise freed(name)
         if not is_plain(tensor):
             raise ExportError(
                 f"{name} is {kind_of(tensor)}, not a plain tensor with data.",
@@ -48,6 +50,15 @@ def named_tensors(model: Any) -> dict[str, Tensor]:
                 "Use wl.trainer('fsdp', ...) for FSDP modules, or exclude the entry.",
             )
     return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def freed(name: str) -> ExportError:
+    """What to raise for a tensor whose owner let go of its memory."""
+    return ExportError(
+        f"The memory of {name} was freed.",
+        "The trainer is offloaded, and what it held is no longer there to be read.",
+        "Load it again before connect and before each sync.",
+    )
 
 
 def _refuse_flat_shards(model: torch.nn.Module) -> None:

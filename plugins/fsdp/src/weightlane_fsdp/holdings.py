@@ -8,7 +8,8 @@ import torch
 
 from weightlane.errors import ExportError
 from weightlane.export.recipe import Source
-from weightlane.packing import dtype_name, is_plain, kind_of
+from weightlane.packing import dtype_name, is_freed, is_plain, kind_of
+from weightlane.torch_trainer.modules import freed
 from weightlane_fsdp.flat import flat_ranges, held_in_flat
 from weightlane_fsdp.held import Held
 from weightlane_fsdp.sharded import Meshes, Sharded, held_in_mesh, sharded_parameters
@@ -28,7 +29,8 @@ def holdings(model: Any, precision: Precision, api: TorchApi) -> dict[str, Held]
     """Parameters and persistent buffers, in the order of a state dict. No collective, no copy.
 
     Raises:
-        ExportError: `model` is no module, or holds something that is no shard and no plain tensor.
+        ExportError: `model` is no module, or holds something that is no shard and no plain tensor, or whose
+            memory was freed.
     """
     if not isinstance(model, torch.nn.Module):
         raise ExportError(
@@ -53,11 +55,16 @@ def holdings(model: Any, precision: Precision, api: TorchApi) -> dict[str, Held]
             found[place.key] = held_in_mesh(place.key, Sharded(place.tensor, None, False), precision, meshes)
         else:
             found[place.key] = _whole(place)
+    for key, item in found.items():
+        if is_freed(item.part):
+            raise freed(key)
     return found
 
 
 def _whole(place: Place) -> Held:
     tensor = place.tensor
+    if tensor is not None and tensor.layout is torch.strided and is_freed(tensor):
+        raise freed(place.key)
     if tensor is None or not is_plain(tensor):
         raise ExportError(
             f"{place.key} is {kind_of(tensor)}, not a plain tensor with data.",

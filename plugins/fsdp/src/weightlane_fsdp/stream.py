@@ -9,6 +9,7 @@ import torch
 from weightlane.errors import ExportError
 from weightlane.export.rounding import RoundingLoss
 from weightlane.torch_trainer.adapter import require_scales
+from weightlane.torch_trainer.unchanged import moved
 from weightlane_fsdp.collectives import Collectives
 from weightlane_fsdp.export import read_export
 from weightlane_fsdp.gathering import SMALL, Gathering
@@ -16,7 +17,7 @@ from weightlane_fsdp.replicas import from_first_rank, require_equal
 from weightlane_fsdp.tree import unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from torch import Tensor
@@ -93,7 +94,8 @@ class FsdpStream:
                 bucket = making.bucket(layout)
             yield bucket
             bucket.clear()
-        making.require_unchanged()
+        # Looked up afresh: what was moved left its old memory to the parts that are read here.
+        making.require_unchanged(read_export(self._context.export).used)
 
     def _entered(self) -> Export:
         if self._export is None:
@@ -119,10 +121,13 @@ class _Making:
         self._fixed: dict[str, Tensor] = {}
         self._before = {item.source.key: item.state for item in export.used}
 
-    def require_unchanged(self) -> None:
-        """Raises ExportError when the trainer stepped while its weights were exported."""
-        for item in self._export.used:
-            if item.state != self._before[item.source.key]:
+    def require_unchanged(self, items: Iterable[Held]) -> None:
+        """Raises ExportError when the trainer stepped, moved or freed one of them since the export began."""
+        for item in items:
+            before = self._before[item.source.key]
+            if item.state[0] != before[0]:
+                raise moved(item.source.key)
+            if item.state != before:
                 raise ExportError(
                     f"{item.source.key} was changed while its version was exported.",
                     "Some buckets would hold the weights before a training step and some those after it.",
@@ -144,6 +149,9 @@ class _Making:
     def bucket(self, layout: BucketLayout) -> list[tuple[int, Tensor]]:
         """The bucket's tensors, in layout order."""
         numbers = [entry.tensor for entry in layout.entries]
+        keys = dict.fromkeys(key for number in numbers for key in self._recipes[number].sources)
+        # Before anything is read: to read a part whose memory was freed ends the process.
+        self.require_unchanged(self._export.held[key] for key in keys)
         self._gather_small([self._recipes[number] for number in numbers])
         made: list[tuple[int, Tensor]] = []
         for place, number in enumerate(numbers):
