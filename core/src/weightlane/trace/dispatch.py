@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightlane.trace.plain_writes import PlainWrites
     from weightlane.trace.table import ObstacleKind, TracedSource
     from weightlane.trace.values import TokenForm
 
@@ -42,7 +43,8 @@ _LARGE = LargeTokens()
 class Dispatcher:
     """Carries out the rules for one run; `device` is what stand-ins report.
 
-    `threads` are those whose operators without a stand-in are seen too; `parallel`: there were several.
+    `threads` are those whose operators without a stand-in are seen too; `parallel`: there were several, and
+    `followed` are those that the loader started. `over`: the load has returned, and no rule holds any more.
     `asked` are the sources of which the loader took a value, told when the run is closed.
     """
 
@@ -56,6 +58,8 @@ class Dispatcher:
         self.device = device
         self.threads: set[int] = set()
         self.parallel = False
+        self.over = False
+        self.followed: list[tuple[threading.Thread, PlainWrites]] = []
         self.asked: tuple[int, ...] = ()
         self._sources = sources
         self._recorder = recorder
@@ -94,6 +98,10 @@ class Dispatcher:
             self._recorder.block("value-dependent", VALUE, item.origins, None)
         # Stand-ins hold this object. A ring through a view and its base is one that no collector can open.
         self._tokens = Tokens(_LARGE)
+
+    def outlived(self, thread: str) -> None:
+        """Records a thread that the loader started, which goes on after the load."""
+        self._recorder.block("thread", "", [], None, f"{thread}, which goes on when the load has returned")
 
     # -- operators without a stand-in -------------------------------------------------------------------
 
