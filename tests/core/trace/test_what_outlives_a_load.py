@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from weightlane.trace import plain_writes
 from weightlane.trace.dispatch import Dispatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     Trace = Callable[..., Any]  # of conftest.Traced
     Weights = dict[str, Tensor]
@@ -82,3 +83,31 @@ def test_a_thread_without_tensors_may_go_on(trace: Trace, pools: list[ThreadPool
         live.w.data.copy_(weights["a"])
 
     assert trace(Live(), load, {"a": A}).kinds == []
+
+
+KEPT: dict[str, Callable[[Tensor], Tensor]] = {
+    "a view of a twin": lambda param: param.data,
+    "a part of a twin": lambda param: param.data[1:],
+    "zeros like a twin": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_memory_without_data_that_a_loader_keeps_is_refused(trace: Trace, name: str) -> None:
+    kept: list[Tensor] = []
+
+    def load(live: Any, weights: Weights) -> None:
+        kept.append(KEPT[name](live.w))
+        live.w.data.copy_(weights["a"])
+
+    assert trace(Live(), load, {"a": A}).problems == ["trace-foreign"]
+    kept[0].copy_(A[4 - len(kept[0]) :])  # what a later load would lose without a word
+    assert kept[0].is_meta
+
+
+def test_memory_without_data_that_a_loader_lets_go_is_no_obstacle(trace: Trace) -> None:
+    def load(live: Any, weights: Weights) -> None:
+        live.cache = [live.w.data[1:], torch.zeros_like(live.w)]
+        live.w.data.copy_(weights["a"])
+
+    assert trace(Live(), load, {"a": A}).proven()

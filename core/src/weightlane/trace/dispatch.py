@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils._pytree import tree_map
 
-from weightlane.packing import dtype_name
+from weightlane.packing import dtype_name, torch_dtype
 from weightlane.trace.constants import Constants
 from weightlane.trace.rearranging import Rearranging, cast
 from weightlane.trace.recorder import Recorder, operator_name, storage_key
@@ -67,17 +67,19 @@ class Dispatcher:
         self._tokens = Tokens(form)
         self._constants = Constants()
         self._closed = False
-        self._geometries: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+        # Experts are alike by the thousand, and a geometry without data can serve all of one shape. Made before
+        # the load, in which they would count as the loader's own.
+        self._geometries = {
+            (shape, dtype): torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+            for shape, dtype in {(source.shape, source.dtype) for source in sources}
+        }
 
     def stand_in(self, number: int, dtype: torch.dtype) -> StandIn:
         """That of a whole source."""
         source = self._sources[number]
-        # Experts are alike by the thousand, and a geometry without data can serve all of one shape.
-        geometry = self._geometries.get((source.shape, dtype))
-        if geometry is None:
-            geometry = torch.empty(source.shape, dtype=dtype, device="meta")
-            self._geometries[source.shape, dtype] = geometry
-        return StandIn.make(geometry, number, dtype, (source.dtype,), self)
+        return StandIn.make(
+            self._geometries[source.shape, source.dtype], number, dtype, (source.dtype,), self
+        )
 
     def is_target_without_data(self, tensor: Tensor) -> bool:
         """Whether it is a twin, or a view of one, that holds nothing."""

@@ -168,7 +168,8 @@ def _run_once(
     dispatcher.close()
     described = describe_targets(targets)
     note_shared_memory(targets, described, recorder)
-    kept = KeptTwins(targets)
+    # A model without data has loaders that rightly make more of the kind.
+    kept = KeptTwins(targets, () if device.type == "meta" else recorder.made_without_data())
     del twins, targets, item
     recorder.obstacles.extend(kept.obstacles())
     with torch.no_grad():
