@@ -135,8 +135,8 @@ class Rearranging:
         Only what is rearranged may be a stand-in: an index that comes from a source is a value.
         """
         name = operator._schema.name.rpartition("::")[2]
-        if name not in _LISTS and name not in _ORDERS:
-            return None
+        if (name not in _LISTS and name not in _ORDERS) or operator._overloadname == "dtype":
+            return None  # `view_copy` to another dtype takes the bits for other values
         given = stand_ins_in(args, kwargs)
         data = list(args[0]) if name in _LISTS else [args[0]]
         if len(given) != len(data) or not all(isinstance(item, StandIn) for item in data):

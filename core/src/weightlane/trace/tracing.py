@@ -23,7 +23,7 @@ from weightlane.trace.past_the_trace import KeptTwins, note_shared_memory, note_
 from weightlane.trace.plain_writes import plain_writes_seen
 from weightlane.trace.recorder import Recorder
 from weightlane.trace.table import Obstacle, PlacementTable, TableKey, TracedSource
-from weightlane.trace.targets import describe_targets, find_targets, note_rebound, standing
+from weightlane.trace.targets import describe_targets, find_targets, note_rebound, note_reformed, standing
 from weightlane.trace.twins import twins_in_place
 from weightlane.trace.value_probe import PROBES
 from weightlane.trace.values import LargeTokens, ValueNeededError
@@ -164,6 +164,7 @@ def _run_once(
             detail = f"{type(error).__name__}: {str(error)[:500]}"
             recorder.block("error", type(error).__name__, [], None, detail)
         note_rebound(receiver.model, before, recorder)
+        note_reformed(targets, recorder)
         note_unseen_writes(targets, recorder)
     dispatcher.close()
     described = describe_targets(targets)
