@@ -84,3 +84,41 @@ def test_a_constant_that_was_written_to_past_torch_is_none(trace: Trace) -> None
     assert trace(Live(), load, {"a": A}).kinds == ["computed"]
 
 
+def _by_index(live: Any, weights: Weights) -> None:
+    live.w.data.copy_(weights["a"][live.order])
+
+
+def _by_list(live: Any, weights: Weights) -> None:
+    for row, place in enumerate(live.order.tolist()):
+        live.w.data[place].copy_(weights["a"][row])
+
+
+@pytest.mark.parametrize("write", [_by_index, _by_list])
+@pytest.mark.parametrize("order_first", [True, False])
+def test_elements_that_go_by_an_order_that_comes_too_are_refused(
+    trace: Trace, write: Callable[[Any, Weights], None], order_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(live: Any, weights: Weights) -> None:
+        if order_first:
+            live.order.copy_(weights["order"])
+        write(live, weights)
+        if not order_first:
+            live.order.copy_(weights["order"])
+
+    sources = {"order": torch.arange(4), "a": A}
+    made = trace(Live(), load, sources)
+    assert (made.kinds, made.table.obstacles[0].sources) == (["value-dependent"], ("order",))
+    monkeypatch.setattr(tracing, "placed", lambda _: None)  # as if nobody compared
+    assert trace(Live(), load, sources).kinds == []
+
+
+def test_an_order_of_the_engine_s_own_and_one_that_nothing_goes_by_are_no_obstacle(trace: Trace) -> None:
+    def by_its_own(live: Any, weights: Weights) -> None:
+        _by_index(live, weights)
+
+    def beside(live: Any, weights: Weights) -> None:
+        live.order.copy_(weights["order"])
+        live.w.data.copy_(weights["a"])
+
+    assert trace(Live(), by_its_own, {"a": A}).kinds == []
+    assert trace(Live(), beside, {"a": A, "order": torch.arange(4)}).kinds == []

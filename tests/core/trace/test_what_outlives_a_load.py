@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from weightlane.trace import plain_writes
 from weightlane.trace.dispatch import Dispatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     Trace = Callable[..., Any]  # of conftest.Traced
     Weights = dict[str, Tensor]

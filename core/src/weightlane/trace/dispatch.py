@@ -67,8 +67,8 @@ class Dispatcher:
         self._tokens = Tokens(form)
         self._constants = Constants()
         self._closed = False
-        # Experts are alike by the thousand, and a geometry without data can serve all of one shape. Made before
-        # the load, in which they would count as the loader's own.
+        # Experts are alike by the thousand, and a geometry without data can serve all of one shape. They are
+        # made before the load, in which they would count as the loader's own.
         self._geometries = {
             (shape, dtype): torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
             for shape, dtype in {(source.shape, source.dtype) for source in sources}
@@ -103,7 +103,8 @@ class Dispatcher:
 
     def outlived(self, thread: str) -> None:
         """Records a thread that the loader started, which goes on after the load."""
-        self._recorder.block("thread", "", [], None, f"{thread}, which goes on when the load has returned")
+        detail = f"the thread {thread}, which it starts and which goes on when the load has returned"
+        self._recorder.block("thread", "", [], None, detail)
 
     # -- operators without a stand-in -------------------------------------------------------------------
 

@@ -64,13 +64,17 @@ class KeptTwins:
         found = [
             Obstacle("foreign", "", (), (name,), what)
             for name, twin, memory in self._twins
-            if twin() is not None or not memory.expired()
+            if twin() is not None or _is_there(memory)
         ]
-        kept = sum(not memory.expired() for memory in self._made)
+        kept = sum(map(_is_there, self._made))
         if kept:
             what = f"{kept} tensors without data that it made during the trace and keeps"
             found.append(Obstacle("foreign", "", (), (), what))
         return tuple(found)
+
+
+def _is_there(memory: StorageWeakRef) -> bool:
+    return not memory.expired()  # type: ignore[no-untyped-call]
 
 
 def _memory_of(tensor: Tensor) -> StorageWeakRef:

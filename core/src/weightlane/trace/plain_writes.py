@@ -45,8 +45,8 @@ class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = kwargs or {}
         self.used = True
         if self.dispatcher.over:
-            # Of a thread that outlives the load that started it, such as one of a pool that is kept: it writes
-            # for later loads, and a stand-in that it still has says itself that its trace is over.
+            # A thread that outlives the load that started it, such as one of a pool that is kept, writes for
+            # later loads; a stand-in that it still has says itself that its trace is over.
             return func(*args, **given)
         if (args and type(args[0]) is StandIn) or stand_ins_in(args, given):
             return self.dispatcher.with_stand_ins(func, args, given)

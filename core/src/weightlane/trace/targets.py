@@ -90,7 +90,8 @@ def note_reformed(targets: Sequence[Target], recorder: Recorder) -> None:
     for number, item in enumerate(targets):
         twin, model = item.twin.tensor, item.twin.model
         same = _looks_alike(twin, model) and twin.storage_offset() == recorder.starts[number]
-        if not (same and recorder.target_of.get(storage_key(twin)) == number or item.names[0] in told):
+        stays = same and recorder.target_of.get(storage_key(twin)) == number
+        if not stays and item.names[0] not in told:
             what = f"it has shape {list(twin.shape)} and strides {list(twin.stride())} after the load"
             recorder.block("rebound", "", [], number, what)
 
