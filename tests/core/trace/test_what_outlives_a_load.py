@@ -1,7 +1,8 @@
-"""What a loader keeps of a trace, a thread or a memory, takes nothing from the loads that come later."""
+"""What a loader leaves of a trace, a thread, a memory or a setting, takes nothing from what comes later."""
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weightlane.trace import plain_writes
+from weightlane.trace import containers, plain_writes, tracing
 from weightlane.trace.dispatch import Dispatcher
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Live(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(4, 6))
+        self.account: dict[str, Any] = {}
 
 
 @pytest.fixture
@@ -110,3 +112,55 @@ def test_memory_without_data_that_a_loader_lets_go_is_no_obstacle(trace: Trace) 
         live.w.data.copy_(weights["a"])
 
     assert trace(Live(), load, {"a": A}).proven()
+
+
+class Replaced(Live):
+    """What a loader may make of a module."""
+
+
+def test_settings_of_torch_and_what_modules_hold_deeper_are_put_back(trace: Trace) -> None:
+    def load(live: Any, weights: Weights) -> None:
+        torch.set_default_dtype(torch.float16)
+        torch.set_default_device("meta")
+        torch.manual_seed(1)
+        live.account["seen"]["w"].append(1)
+        live.account["seen"]["other"] = 2
+        live.__class__ = Replaced
+        if weights["a"].sum() > 0:  # a look at a value, at which a trace stops the loader
+            raise AssertionError
+
+    model = Live()
+    model.account = {"seen": {"w": []}}
+    deep = model.account["seen"]["w"]
+    torch.manual_seed(0)
+    numbers = torch.get_rng_state()
+    made = trace(model, load, {"a": A})
+    assert made.kinds == ["value-dependent"]
+    assert (torch.get_default_dtype(), torch.get_default_device().type) == (torch.float32, "cpu")
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert model.account == {"seen": {"w": []}}
+    assert model.account["seen"]["w"] is deep
+    assert type(model) is Live
+
+
+@pytest.mark.parametrize("undone", ["process_as_found", "note_contents"])
+def test_without_putting_back_they_would_stay(
+    undone: str, monkeypatch: pytest.MonkeyPatch, trace: Trace
+) -> None:
+    if undone == "process_as_found":
+        monkeypatch.setattr(tracing, undone, contextlib.nullcontext)
+    else:
+        monkeypatch.setattr(containers, "_MOST_ENTRIES", -1)
+    before = torch.get_rng_state()
+
+    def load(live: Any, weights: Weights) -> None:
+        torch.manual_seed(7)
+        live.account["seen"].append(1)
+        live.w.data.copy_(weights["a"])
+
+    model = Live()
+    model.account = {"seen": []}
+    assert trace(model, load, {"a": A}).kinds == []
+    assert torch.equal(torch.get_rng_state(), before) == (undone != "process_as_found")
+    assert model.account["seen"] == ([] if undone == "process_as_found" else [1])
+    torch.set_rng_state(before)

@@ -21,6 +21,7 @@ from weightlane.trace.dispatch import VALUE, Dispatcher
 from weightlane.trace.live_model import LiveModel, untraceable
 from weightlane.trace.past_the_trace import KeptTwins, note_shared_memory, note_unseen_writes
 from weightlane.trace.plain_writes import plain_writes_seen
+from weightlane.trace.process_state import process_as_found
 from weightlane.trace.recorder import Recorder
 from weightlane.trace.table import Obstacle, PlacementTable, TableKey, TracedSource
 from weightlane.trace.targets import describe_targets, find_targets, note_rebound, note_reformed, standing
@@ -167,7 +168,12 @@ def _run_once(
     dispatcher = Dispatcher(sources, recorder, seems, form)
     live = LiveModel(receiver.model)
     receiver.forget()
-    with _no_collection(), torch.no_grad(), twins_in_place(receiver.model, receiver.loading_form) as twins:
+    with (
+        _no_collection(),
+        process_as_found(),
+        torch.no_grad(),
+        twins_in_place(receiver.model, receiver.loading_form) as twins,
+    ):
         targets = find_targets(receiver, twins)
         for item in targets:
             recorder.add_target(item.names[0], item.twin.tensor)
