@@ -102,7 +102,7 @@ def test_a_base_that_trains_is_refused_by_name(policy: Any) -> None:
 
 def test_a_merged_adapter_is_refused_while_it_is_merged(policy: Any) -> None:
     policy.merge_adapter()
-    with pytest.raises(ExportError, match="has an adapter merged into its base weight now"):
+    with pytest.raises(ExportError, match="has adapter default merged into its base weight now"):
         adapter_tensors(export(policy))
     policy.unmerge_adapter()
     assert adapter_tensors(export(policy))
@@ -113,6 +113,16 @@ def test_a_layer_with_a_scale_of_its_own_is_refused(policy: Any) -> None:
     layer.set_scale("default", 0.5)
     with pytest.raises(ExportError, match=r"layers\.1\.self_attn\.v_proj applies .* with scale 1; .* says 2"):
         config_of(export(policy))
+
+
+def test_an_adapter_is_refused_while_another_is_merged_into_the_base(policy: Any) -> None:
+    from peft import LoraConfig
+
+    policy.add_adapter("other", LoraConfig(r=2, lora_alpha=2, target_modules=["lm_head"]))
+    assert adapter_tensors(export(policy, adapter="default"))
+    policy.merge_adapter(["other"])  # a layer that the exported adapter has no part in
+    with pytest.raises(ExportError, match=r"lm_head has adapter other merged into its base weight now"):
+        adapter_tensors(export(policy, adapter="default"))
 
 
 @pytest.mark.requirement("R67")

@@ -47,6 +47,15 @@ REARRANGED: dict[str, tuple[tuple[int, ...], Callable[[Weights], Tensor]]] = {
     "stack": ((4, 2, 6), lambda w: torch.stack([w["a"], w["b"]], dim=1)),
     "cat, t, contiguous, view": ((48,), lambda w: torch.cat([w["a"], w["b"]]).t().contiguous().view(48)),
     "flip": ((4, 6), lambda w: w["a"].flip(0)),
+    "flip of t, as_strided": ((2, 2), lambda w: w["a"].t().flip(0).as_strided((2, 2), (1, 6))),
+    "flip of t, by its layout": (
+        (4, 6),
+        lambda w: w["a"] if w["a"].t().flip(0).is_contiguous() else w["a"].flip(0),
+    ),
+    "index of expand, as_strided": (
+        (3,),
+        lambda w: w["a"][0].expand(2, 6).t()[[5, 0]].as_strided((3,), (1,)),
+    ),
     "roll": ((4, 6), lambda w: torch.roll(w["a"], 1, dims=1)),
     "repeat": ((8, 6), lambda w: w["a"].repeat(2, 1)),
     "repeat_interleave": ((8, 6), lambda w: w["a"].repeat_interleave(2, dim=0)),

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 from packing_engine import SHAPES, FakePackingEngine
 from planning_rig import FakeEndpoint, FakeRegistry, exported, opened, plan_for, request_for
+from torch import nn
 
 from weightlane.agent import WorkerAgent
 from weightlane.errors import PlanError, Problem, ProtocolError
@@ -103,6 +104,38 @@ def test_what_other_checks_name_is_not_said_again() -> None:
     assert kinds(found) == [("extra-name", "nrom.weight"), ("missing-name", "norm.weight")]
     wrong = exported(names, norm__weight=((5,), "float32"))
     assert kinds(problems_of([FakePackingEngine()], wrong)) == [("shape", "norm.weight")]
+
+
+def test_a_live_tensor_whose_source_is_left_out_is_told_though_it_has_its_name() -> None:
+    engine = FakePackingEngine()
+    model: Any = engine.model
+    norm = nn.Module()
+    norm.register_parameter("weight", model.norm)
+    del model.norm
+    model.norm = norm
+    load = engine.load
+
+    def with_norm(tensors: Any) -> None:
+        for name, tensor in tensors:
+            if name == "norm.weight":
+                norm.weight.copy_(tensor)
+            else:
+                load([(name, tensor)])
+
+    engine.load = with_norm  # type: ignore[method-assign]
+    assert plan_for([engine]).replicas[0].coverage == "proven"
+    described = engine.describe()
+    tied = tuple(
+        structs.replace(item, tied_to="embed.weight") if item.name == "norm.weight" else item
+        for item in described.expected
+    )
+    engine.describe = lambda: structs.replace(described, expected=tied)  # type: ignore[method-assign]
+    part = structs.replace(exported(), aliases={"norm.weight": "embed.weight"})
+    registry = FakeRegistry()
+    registry.drops = {"norm.weight": "tied to embed.weight"}
+    found = problems_of([engine], part, registry)
+    assert kinds(found) == [("uncovered", "norm.weight")]
+    assert "4 of its 4 elements would be written by nothing" in str(found[0])
 
 
 def test_a_loader_that_raises_is_quoted_and_what_it_never_saw_is_not_blamed() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import ExportError, near_names
 from weightlane.export.paths import walk
-from weightlane.export.places import adapter_configs
+from weightlane.export.places import adapter_configs, is_layer
 from weightlane.peft import adapter_config_of
 from weightlane.torch_trainer.exported import of_phase
 from weightlane.types import Phase
@@ -36,7 +36,7 @@ def adapter_tensors(export: ExportContext) -> dict[str, Tensor]:
     if export.model is None:
         return {}
     name = adapter_name(export)
-    require_plain_base(export.model, name)
+    require_plain_base(export.model)
     found = of_phase(export.model, Phase.ADAPTER, name)
     return {each: found.made(each) for each in found.recipes}
 
@@ -49,7 +49,8 @@ def base_tensors(export: ExportContext) -> dict[str, Tensor]:
     """
     if export.model is None:
         return {}
-    require_plain_base(export.model, adapter_name(export))
+    adapter_name(export)
+    require_plain_base(export.model)
     found = of_phase(export.model, Phase.BASE)
     return {name: found.made(name) for name in found.recipes}
 
@@ -126,13 +127,14 @@ def _layers(model: Any, name: str) -> list[tuple[str, Any]]:
     ]
 
 
-def require_plain_base(model: Any, name: str) -> None:
-    """Raises ExportError when the base is not what it was: merged with an adapter now, or trained."""
-    for path, layer in _layers(model, name):
-        if getattr(layer, "merged", False):
+def require_plain_base(model: Any) -> None:
+    """Raises ExportError when the base is not what it was: merged with any adapter now, or trained."""
+    for path, layer in walk(model):
+        merged = list(getattr(layer, "merged_adapters", ())) if is_layer(layer) else []
+        if merged:
             raise ExportError(
-                f"{path} has an adapter merged into its base weight now.",
-                "The engine's base has not, and would get the adapter a second time.",
+                f"{path} has adapter {merged[0]} merged into its base weight now.",
+                "The engine's base has not, and would get other weights than the trainer computes with.",
                 "Call unmerge_adapter() before a sync.",
             )
     trained = [

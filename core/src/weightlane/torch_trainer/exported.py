@@ -55,7 +55,7 @@ def exported(context: ExportContext) -> Exported:
         from weightlane.torch_trainer.adapter import adapter_name, require_plain_base
 
         adapter = adapter_name(context)
-        require_plain_base(context.model, adapter)
+        require_plain_base(context.model)
     elif context.phase is Phase.MERGED:
         wanted = context.options.get("adapter")
         adapter = None if wanted is None else str(wanted)

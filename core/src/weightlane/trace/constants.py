@@ -51,4 +51,14 @@ class Constants:
         if not self._values or not isinstance(tensor, torch.Tensor):
             return None
         known = self._values.get(storage_key(tensor))
-        return known if known and known[1] == tensor.dtype else None  # seen as another dtype: another number
+        if known is None or known[1] != tensor.dtype:  # seen as another dtype: another number
+            return None
+        return known if tensor.is_meta or _holds(tensor, known[0]) else None
+
+
+def _holds(tensor: Tensor, value: float) -> bool:
+    """Whether it does still: the array that `numpy()` gives is written to past torch."""
+    wide = torch.complex128 if tensor.is_complex() else torch.float64  # torch compares no float8
+    constant = torch.full((), value, dtype=tensor.dtype).to(wide)
+    seen = tensor.detach().cpu().to(wide)
+    return bool((seen.isnan() if constant.isnan() else seen == constant).all())

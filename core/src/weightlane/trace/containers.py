@@ -31,11 +31,43 @@ class Contents:
                 self.container[key] = value
 
 
-def note_contents(module: nn.Module) -> list[Contents]:
-    """Of a module's attributes and of each container among them (`_parameters`, `_modules`, a cache)."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A module and the class that it had."""
+
+    module: nn.Module
+    held: type
+
+    def put_back(self) -> None:
+        """Sets it where it is another one now."""
+        if type(self.module) is not self.held:
+            self.module.__class__ = self.held
+
+
+def note_contents(module: nn.Module, noted: set[int]) -> list[Contents | Kind]:
+    """Of a module's attributes and of each container among and in them (`_parameters`, `_modules`, a cache).
+
+    Args:
+        module: whose class is noted too.
+        noted: ids of containers that were met before; those met now are added.
+    """
     own = module.__dict__
-    within = [Contents(value, plain(value)) for value in own.values() if isinstance(value, _CONTAINERS)]
-    return [Contents(own, dict(own)), *within]
+    found: list[Contents | Kind] = [Kind(module, type(module)), Contents(own, dict(own))]
+    waiting = list(own.values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, _CONTAINERS) and id(value) not in noted:
+            noted.add(id(value))
+            found.append(Contents(value, plain(value)))
+            # Long ones are caches of numbers or names, and to look for more in them would take long.
+            if len(value) <= _MOST_ENTRIES:
+                waiting.extend(value.values() if isinstance(value, dict) else value)
+        elif type(value) is tuple and len(value) <= _MOST_ENTRIES:
+            waiting.extend(value)
+    return found
+
+
+_MOST_ENTRIES = 1 << 12
 
 
 def plain(container: Any) -> Any:

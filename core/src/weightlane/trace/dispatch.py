@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils._pytree import tree_map
 
-from weightlane.packing import dtype_name
+from weightlane.packing import dtype_name, torch_dtype
 from weightlane.trace.constants import Constants
 from weightlane.trace.rearranging import Rearranging, cast
 from weightlane.trace.recorder import Recorder, operator_name, storage_key
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightlane.trace.plain_writes import PlainWrites
     from weightlane.trace.table import ObstacleKind, TracedSource
     from weightlane.trace.values import TokenForm
 
@@ -42,7 +43,8 @@ _LARGE = LargeTokens()
 class Dispatcher:
     """Carries out the rules for one run; `device` is what stand-ins report.
 
-    `threads` are those whose operators without a stand-in are seen too; `parallel`: there were several.
+    `threads` are those whose operators without a stand-in are seen too; `parallel`: there were several, and
+    `followed` are those that the loader started. `over`: the load has returned, and no rule holds any more.
     `asked` are the sources of which the loader took a value, told when the run is closed.
     """
 
@@ -56,6 +58,8 @@ class Dispatcher:
         self.device = device
         self.threads: set[int] = set()
         self.parallel = False
+        self.over = False
+        self.followed: list[tuple[threading.Thread, PlainWrites]] = []
         self.asked: tuple[int, ...] = ()
         self._sources = sources
         self._recorder = recorder
@@ -63,17 +67,19 @@ class Dispatcher:
         self._tokens = Tokens(form)
         self._constants = Constants()
         self._closed = False
-        self._geometries: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+        # Experts are alike by the thousand, and a geometry without data can serve all of one shape. They are
+        # made before the load, in which they would count as the loader's own.
+        self._geometries = {
+            (shape, dtype): torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+            for shape, dtype in {(source.shape, source.dtype) for source in sources}
+        }
 
     def stand_in(self, number: int, dtype: torch.dtype) -> StandIn:
         """That of a whole source."""
         source = self._sources[number]
-        # Experts are alike by the thousand, and a geometry without data can serve all of one shape.
-        geometry = self._geometries.get((source.shape, dtype))
-        if geometry is None:
-            geometry = torch.empty(source.shape, dtype=dtype, device="meta")
-            self._geometries[source.shape, dtype] = geometry
-        return StandIn.make(geometry, number, dtype, (source.dtype,), self)
+        return StandIn.make(
+            self._geometries[source.shape, source.dtype], number, dtype, (source.dtype,), self
+        )
 
     def is_target_without_data(self, tensor: Tensor) -> bool:
         """Whether it is a twin, or a view of one, that holds nothing."""
@@ -94,6 +100,11 @@ class Dispatcher:
             self._recorder.block("value-dependent", VALUE, item.origins, None)
         # Stand-ins hold this object. A ring through a view and its base is one that no collector can open.
         self._tokens = Tokens(_LARGE)
+
+    def outlived(self, thread: str) -> None:
+        """Records a thread that the loader started, which goes on after the load."""
+        detail = f"the thread {thread}, which it starts and which goes on when the load has returned"
+        self._recorder.block("thread", "", [], None, detail)
 
     # -- operators without a stand-in -------------------------------------------------------------------
 

@@ -43,7 +43,8 @@ def obstacle_problem(item: Obstacle, receiver: str) -> Problem:
         case "changed-source":
             return Problem("trace-changed-source", subject, f"{loader} changes it in place{by}{more}", _FIX)
         case "thread":
-            what = f"{loader} hands it{by} to a thread that ran before, of which not all can be seen"
+            thread = item.detail or "a thread that ran before"
+            what = f"{loader} gives work{by} to {thread}, of which not all can be seen"
             return Problem("trace-thread", subject, what, _FIX)
         case "per-call":
             what = f"{loader} writes it otherwise when it does not come in one call with all others"

@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from weightlane.trace.geometry import extent
 from weightlane.trace.recorder import storage_key
@@ -38,20 +39,46 @@ def note_unseen_writes(targets: Sequence[Target], recorder: Recorder) -> None:
 
 
 class KeptTwins:
-    """Twins that outlive their trace, because the loader keeps them: a later load would go into them."""
+    """Memory of twins that outlives their trace, because the loader keeps them or views of them.
 
-    def __init__(self, targets: Sequence[Target]) -> None:
-        self._twins = [(item.names[0], weakref.ref(item.twin.tensor)) for item in targets]
+    A later load would go into it without a word. So would one from a tensor without data that a loader made
+    after a twin (`zeros_like`) and keeps, or into it.
+    """
+
+    def __init__(self, targets: Sequence[Target], made_without_data: Sequence[StorageWeakRef]) -> None:
+        self._twins = [
+            (item.names[0], weakref.ref(item.twin.tensor), _memory_of(item.twin.tensor)) for item in targets
+        ]
+        self._made = made_without_data
 
     def obstacles(self) -> tuple[Obstacle, ...]:
         """One for each; asked when nothing of ours holds a twin any more."""
-        if any(twin() is not None for _, twin in self._twins):
+        found = self._kept()
+        if found:
             gc.collect()  # seldom, and an exception's frames may hold some
-        return tuple(
-            Obstacle("foreign", "", (), (name,), "what stood for it during the trace, which the loader keeps")
-            for name, twin in self._twins
-            if twin() is not None
-        )
+            found = self._kept()
+        return found
+
+    def _kept(self) -> tuple[Obstacle, ...]:
+        what = "what stood for it during the trace, which the loader keeps"
+        found = [
+            Obstacle("foreign", "", (), (name,), what)
+            for name, twin, memory in self._twins
+            if twin() is not None or _is_there(memory)
+        ]
+        kept = sum(map(_is_there, self._made))
+        if kept:
+            what = f"{kept} tensors without data that it made during the trace and keeps"
+            found.append(Obstacle("foreign", "", (), (), what))
+        return tuple(found)
+
+
+def _is_there(memory: StorageWeakRef) -> bool:
+    return not memory.expired()  # type: ignore[no-untyped-call]
+
+
+def _memory_of(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def note_shared_memory(

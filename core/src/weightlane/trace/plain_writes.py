@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands operators to the rules of `dispatcher`, on the thread that entered it."""
+    """Hands operators to the rules of `dispatcher`, on the thread that entered it, until its run is over.
+
+    `used`: that thread has carried out any.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -28,6 +32,7 @@ class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dispatcher = dispatcher
+        self.used = False
 
     def __torch_dispatch__(
         self,
@@ -38,6 +43,11 @@ class PlainWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """With a stand-in or without."""
         given = kwargs or {}
+        self.used = True
+        if self.dispatcher.over:
+            # A thread that outlives the load that started it, such as one of a pool that is kept, writes for
+            # later loads; a stand-in that it still has says itself that its trace is over.
+            return func(*args, **given)
         if (args and type(args[0]) is StandIn) or stand_ins_in(args, given):
             return self.dispatcher.with_stand_ins(func, args, given)
         return self.dispatcher.without_stand_ins(func, args, given)
@@ -56,12 +66,25 @@ def plain_writes_seen(dispatcher: Dispatcher) -> Iterator[None]:
     try:
         with mode:
             yield
+        _wait_for_threads(dispatcher)
     finally:
+        dispatcher.over = True
         _FOLLOWED.remove(dispatcher)
         _unpatch()
         dispatcher.threads.clear()
 
 
+def _wait_for_threads(dispatcher: Dispatcher) -> None:
+    """Notes those that carried out operators and go on, however short a while they are waited for."""
+    until = time.monotonic() + _SECONDS_TO_END
+    for thread, mode in dispatcher.followed:
+        if mode.used:  # one that has nothing to do with tensors, such as that of a progress bar, may go on
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                dispatcher.outlived(thread.name)
+
+
+_SECONDS_TO_END = 1.0
 _FOLLOWED: list[Dispatcher] = []
 _STARTS: list[Callable[[threading.Thread], None]] = []  # what stood there when the first trace began
 _LOCK = threading.Lock()  # bounded by what is done under it: a list and a function are exchanged
@@ -86,17 +109,21 @@ def _start_followed(thread: threading.Thread) -> None:
         start = _STARTS[0] if _STARTS else threading.Thread.start
     dispatcher = next((item for item in _FOLLOWED if own in item.threads), None)
     if dispatcher is not None:
-        thread.run = _followed(thread.run, dispatcher)  # type: ignore[method-assign]
+        mode = PlainWrites(dispatcher)
+        dispatcher.followed.append((thread, mode))
+        thread.run = _followed(thread.run, mode)  # type: ignore[method-assign]
     start(thread)
 
 
-def _followed(run: Callable[[], None], dispatcher: Dispatcher) -> Callable[[], None]:
+def _followed(run: Callable[[], None], mode: PlainWrites) -> Callable[[], None]:
+    dispatcher = mode.dispatcher
+
     def followed() -> None:
         own = threading.get_ident()
         dispatcher.threads.add(own)
         dispatcher.parallel = True
         # Not entered: entering notes global state, which threads that end in another order would leave wrong.
-        _push_mode(PlainWrites(dispatcher))
+        _push_mode(mode)
         try:
             run()
         finally:

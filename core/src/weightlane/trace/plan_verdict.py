@@ -48,9 +48,10 @@ def table_problems(
     if ended:
         # The loader stopped there: what it was never handed says nothing.
         return [problem for problem in found if problem.kind.startswith("trace-")]
-    known = {*named, *dropped}
+    # A tensor that is left out is not consumed; one of its name that nothing writes is told nevertheless.
+    known = {"unconsumed": {*named, *dropped}, "uncovered": {*named}}
     return [
-        *(p for p in found if p.kind not in ("unconsumed", "uncovered") or p.subject not in known),
+        *(problem for problem in found if problem.subject not in known.get(problem.kind, ())),
         *_cast_problems(tables, manifest, receiver),
         *incomplete_groups(packed_groups(tables), sent, receiver=receiver),
     ]

@@ -135,8 +135,8 @@ class Rearranging:
         Only what is rearranged may be a stand-in: an index that comes from a source is a value.
         """
         name = operator._schema.name.rpartition("::")[2]
-        if name not in _LISTS and name not in _ORDERS:
-            return None
+        if (name not in _LISTS and name not in _ORDERS) or operator._overloadname == "dtype":
+            return None  # `view_copy` to another dtype takes the bits for other values
         given = stand_ins_in(args, kwargs)
         data = list(args[0]) if name in _LISTS else [args[0]]
         if len(given) != len(data) or not all(isinstance(item, StandIn) for item in data):
@@ -146,7 +146,7 @@ class Rearranging:
 
         def numbered(item: Any) -> Any:
             if isinstance(item, StandIn):
-                return self.numbers.of(item.source, item.geometry)
+                return _laid_out_as(item, self.numbers.of(item.source, item.geometry))
             return item.cpu() if isinstance(item, torch.Tensor) else item
 
         kept = {key: value for key, value in kwargs.items() if key not in ("device", "dtype")}
@@ -156,6 +156,17 @@ class Rearranging:
             return None
         origins = tuple(dict.fromkeys(number for item in given for number in item.origins))
         return tree_map(lambda made: _mixed(given[0], made, origins), result)
+
+
+def _laid_out_as(item: StandIn, numbers: torch.Tensor) -> torch.Tensor:
+    """The numbers with the strides of `item`, which those of the result hang on: a loader may see by them."""
+    if numbers.stride() == item.stride():
+        return numbers
+    made = torch.empty_strided(item.shape, item.stride(), dtype=numbers.dtype)
+    # Where a step is 0, all along it is one element.
+    once = tuple(slice(None, 1) if not step else slice(None) for step in item.stride())
+    made[once].copy_(numbers[once])
+    return made
 
 
 def _copy(item: StandIn, kwargs: dict[str, Any]) -> StandIn:

@@ -47,6 +47,7 @@ class Recorder:
     obstacles: list[Obstacle] = field(default_factory=list)
     changed_sources: set[int] = field(default_factory=set)
     _made: dict[int, StorageWeakRef] = field(default_factory=dict)
+    _without_data: list[int] = field(default_factory=list)
     _placed: dict[int, list[Placement]] = field(default_factory=dict)
     _seen: set[Obstacle] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -150,7 +151,13 @@ class Recorder:
             return False
         # A weak reference lets the memory go and keeps its address from being another's.
         self._made[key] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        if tensor.is_meta:
+            self._without_data.append(key)
         return True
+
+    def made_without_data(self) -> list[StorageWeakRef]:
+        """The memory of what it made on the meta device, after its twins."""
+        return [self._made[key] for key in self._without_data]
 
     def was_made(self, tensor: Tensor) -> bool:
         """Whether the loader itself made the memory that it lies in."""

@@ -37,9 +37,9 @@ computed: the value is calculated from sources. staged: it goes through a tempor
 the loader reads a value to decide what to do. rebound: the loader put another tensor in the target's place.
 overwritten: a placed element is filled or overwritten later. foreign: a tensor outside of the model's own
 would have been written. changed-source: the loader changed a checkpoint tensor in place. thread: a thread
-that ran before takes part in the load, and not all that it does can be seen. per-call: the loader needs it
-in one call with others, and a sync is one call for each bucket. untraceable: the model holds something that
-no twin can stand for, and was not touched. error: the loader raised.
+that ran before, or that goes on after it, takes part in the load, and not all that it does can be seen.
+per-call: the loader needs it in one call with others, and a sync is one call for each bucket. untraceable:
+the model holds something that no twin can stand for, and was not touched. error: the loader raised.
 """
 
 

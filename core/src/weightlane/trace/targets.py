@@ -81,6 +81,21 @@ def note_rebound(model: nn.Module, before: dict[str, tuple[int, int]], recorder:
             recorder.obstacles.append(Obstacle("rebound", "", (), (name,), f"it {what}"))
 
 
+def note_reformed(targets: Sequence[Target], recorder: Recorder) -> None:
+    """An obstacle for each twin that has another shape or layout after the load than before, or other memory.
+
+    As by an assignment to `data`. The next load would find the live tensor so.
+    """
+    told = {name for item in recorder.obstacles for name in item.targets}
+    for number, item in enumerate(targets):
+        twin, model = item.twin.tensor, item.twin.model
+        same = _looks_alike(twin, model) and twin.storage_offset() == recorder.starts[number]
+        stays = same and recorder.target_of.get(storage_key(twin)) == number
+        if not stays and item.names[0] not in told:
+            what = f"it has shape {list(twin.shape)} and strides {list(twin.stride())} after the load"
+            recorder.block("rebound", "", [], number, what)
+
+
 def describe_targets(targets: Sequence[Target]) -> tuple[TracedTarget, ...]:
     """As the table holds them; targets that share live memory share a number."""
     storages: dict[object, int] = {}

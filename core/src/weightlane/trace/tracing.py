@@ -21,11 +21,12 @@ from weightlane.trace.dispatch import VALUE, Dispatcher
 from weightlane.trace.live_model import LiveModel, untraceable
 from weightlane.trace.past_the_trace import KeptTwins, note_shared_memory, note_unseen_writes
 from weightlane.trace.plain_writes import plain_writes_seen
+from weightlane.trace.process_state import process_as_found
 from weightlane.trace.recorder import Recorder
 from weightlane.trace.table import Obstacle, PlacementTable, TableKey, TracedSource
-from weightlane.trace.targets import describe_targets, find_targets, note_rebound, standing
+from weightlane.trace.targets import describe_targets, find_targets, note_rebound, note_reformed, standing
 from weightlane.trace.twins import twins_in_place
-from weightlane.trace.value_probe import PROBES
+from weightlane.trace.value_probe import PROBES, placed
 from weightlane.trace.values import LargeTokens, ValueNeededError
 
 if TYPE_CHECKING:
@@ -118,17 +119,36 @@ def _in_calls(sources: Sequence[TracedSource]) -> list[Sequence[int]]:
 def _run(
     receiver: Receiver, sources: Sequence[TracedSource], calls: Sequence[Sequence[int]], style: str
 ) -> PlacementTable:
-    """One run; more of them where the loader took values, which may not decide where anything goes."""
-    table, asked = _run_once(receiver, sources, calls, style, LargeTokens())
-    if not asked or table.obstacles:
+    """One run; more of them where the loader took values, which may not decide where anything goes.
+
+    It may take them from a stand-in, or from a buffer whose values are left to it and that it also loads.
+    """
+    table, looked = _run_once(receiver, sources, calls, style, LargeTokens())
+    if table.obstacles:
         return table
-    for form, seen in PROBES:
-        other, _ = _run_once(receiver, sources, calls, style, form)
+    probes = PROBES if looked.asked else ()
+    others = [(looked.asked, VALUE, seen, form, frozenset[int]()) for form, seen in probes]
+    if looked.loaded_values:
+        loaded = {item.source: None for item in table.placements if item.target in looked.loaded_values}
+        others.append((tuple(loaded), "", placed, LargeTokens(), looked.loaded_values))
+    for asked, operator, seen, form, changed in others:
+        other, _ = _run_once(receiver, sources, calls, style, form, changed)
         if seen(other) != seen(table):
             names = tuple(sources[number].canonical for number in asked)
-            obstacle = Obstacle("value-dependent", VALUE, names, (), "another value takes another way")
+            obstacle = Obstacle("value-dependent", operator, names, (), "another value takes another way")
             return msgspec.structs.replace(table, obstacles=(obstacle,))
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """Where a run may have looked at values: sources of which it took one, and targets by number.
+
+    Those targets are buffers of integers whose twins have values, and a load brings others.
+    """
+
+    asked: tuple[int, ...]
+    loaded_values: frozenset[int]
 
 
 def _run_once(
@@ -137,8 +157,9 @@ def _run_once(
     calls: Sequence[Sequence[int]],
     style: str,
     form: TokenForm,
-) -> tuple[PlacementTable, tuple[int, ...]]:
-    """The table, and the sources of which the loader took a value."""
+    changed: frozenset[int] = frozenset(),
+) -> tuple[PlacementTable, _Looked]:
+    """One run, in which the twins of the targets `changed` have other values than the live tensors."""
     begun = time.perf_counter()
     dtypes = [torch_dtype(source.dtype) for source in sources]
     device = next((item.device for item in receiver.model.parameters()), torch.device("cpu"))
@@ -147,10 +168,18 @@ def _run_once(
     dispatcher = Dispatcher(sources, recorder, seems, form)
     live = LiveModel(receiver.model)
     receiver.forget()
-    with _no_collection(), torch.no_grad(), twins_in_place(receiver.model, receiver.loading_form) as twins:
+    with (
+        _no_collection(),
+        process_as_found(),
+        torch.no_grad(),
+        twins_in_place(receiver.model, receiver.loading_form) as twins,
+    ):
         targets = find_targets(receiver, twins)
         for item in targets:
             recorder.add_target(item.names[0], item.twin.tensor)
+        with_values = {number for number, item in enumerate(targets) if not item.twin.tensor.is_meta}
+        for number in changed:
+            targets[number].twin.tensor.copy_(targets[number].twin.tensor == 0)  # each is another one then
         before = standing(receiver.model)
         try:
             with plain_writes_seen(dispatcher), twins_seem_live():
@@ -164,11 +193,13 @@ def _run_once(
             detail = f"{type(error).__name__}: {str(error)[:500]}"
             recorder.block("error", type(error).__name__, [], None, detail)
         note_rebound(receiver.model, before, recorder)
+        note_reformed(targets, recorder)
         note_unseen_writes(targets, recorder)
     dispatcher.close()
     described = describe_targets(targets)
     note_shared_memory(targets, described, recorder)
-    kept = KeptTwins(targets)
+    # A model without data has loaders that rightly make more of the kind.
+    kept = KeptTwins(targets, () if device.type == "meta" else recorder.made_without_data())
     del twins, targets, item
     recorder.obstacles.extend(kept.obstacles())
     with torch.no_grad():
@@ -185,7 +216,8 @@ def _run_once(
         obstacles=tuple(recorder.obstacles),
         seconds=time.perf_counter() - begun,
     )
-    return table, dispatcher.asked
+    loaded = frozenset(item.target for item in table.placements if item.target in with_values)
+    return table, _Looked(dispatcher.asked, loaded)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from weightlane.trace.containers import Contents, copied, note_contents
+from weightlane.trace.containers import Contents, Kind, copied, note_contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -87,10 +87,11 @@ def twins_in_place(
         likeness: makes a tensor of the shape, strides and dtype of another; `without_data` if None.
     """
     twins = Twins(likeness or without_data)
-    saved: list[Contents] = []
+    saved: list[Contents | Kind] = []
+    noted: set[int] = set()
     try:
         for prefix, module in model.named_modules():
-            saved += note_contents(module)
+            saved += note_contents(module, noted)
             _swap(module, f"{prefix}." if prefix else "", twins, loading_form(module) or {})
         yield twins
     finally:

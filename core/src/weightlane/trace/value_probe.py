@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Seen: TypeAlias = "set[tuple[object, ...]]"
 
 
-def _placed(table: PlacementTable) -> Seen:
+def placed(table: PlacementTable) -> Seen:
     """What goes where."""
     fills = [(item.target, item.offset, item.axes, msgspec.json.encode(item.value)) for item in table.fills]
     kinds = [(item.kind, item.targets) for item in table.obstacles]
@@ -27,17 +27,17 @@ def _placed(table: PlacementTable) -> Seen:
 def _written(table: PlacementTable) -> Seen:
     """Where anything goes."""
     axes = [tuple((size, step) for size, _, step in item.axes) for item in table.placements]
-    placed = [
+    places = [
         (item.target, item.target_offset, own) for item, own in zip(table.placements, axes, strict=True)
     ]
     filled = [(item.target, item.offset, item.axes) for item in table.fills]
     # Which tokens were written cannot be told here, so that some seem to be written nowhere.
     kinds = [(item.kind, item.targets) for item in table.obstacles if item.kind != "value-dependent"]
-    return {*placed, *filled, *kinds}
+    return {*places, *filled, *kinds}
 
 
 PROBES: tuple[tuple[TokenForm, Callable[[PlacementTable], Seen]], ...] = (
-    (NanTokens(), _placed),
+    (NanTokens(), placed),
     (InfiniteTokens(), _written),
 )
 """Other numbers, and what has to be the same with them."""

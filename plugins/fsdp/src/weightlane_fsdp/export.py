@@ -52,7 +52,7 @@ def read_export(context: ExportContext) -> Export:
     adapter = options.adapter
     if context.phase in (Phase.ADAPTER, Phase.BASE):
         adapter = adapter_name(replace(context, model=model))
-        require_plain_base(model, adapter)
+        require_plain_base(model)
     made = recipes(model, sources, context.phase, adapter)
     _require_own_names(made)
     return Export(
