@@ -52,6 +52,8 @@ PEFT_VERSIONS = {
     "0.21.2": (),
 }
 PEFT_OLDEST = "peft==0.12.0"
+# The other era of FSDP2, with what imports beside it; 5 GB, since its CPU build is on PyTorch's index alone.
+TORCH_COMPOSABLE = ("torch==2.5.1", "numpy<2.3", *PEFT_VERSIONS["0.17.1"])
 
 TRAINER_PYTHON = ROOT / ".venv/bin/python"
 MODELS = ROOT / ".models"
@@ -129,6 +131,24 @@ def fsdp(session: nox.Session) -> None:
     check = f"import peft; assert peft.__version__ == {PEFT_OLDEST.partition('==')[2]!r}, peft.__file__"
     session.run(trainer, "-c", check, env=older, external=True)
     session.run(trainer, *words, "-k", "adapters", *session.posargs, env=older, external=True)
+
+
+@nox.session(venv_backend="none")
+def torch_composable(session: nox.Session) -> None:
+    """Exports of two ranks under torch 2.5, where FSDP2 lies below `_composable`.
+
+    Without what that torch cannot do: shards of columns, and forwards of FSDP2 without a GPU.
+    """
+    require_trainer(session)
+    trainer = str(TRAINER_PYTHON)
+    folder = ROOT / ".nox" / "torch-composable"
+    session.run(trainer, "-m", "pip", *SWIFTLY, "--target", str(folder), *TORCH_COMPOSABLE, external=True)
+    older = {"PYTHONPATH": str(folder)}
+    check = "import torch; assert torch.__version__.startswith('2.5.1'), torch.__file__"
+    session.run(trainer, "-c", check, env=older, external=True)
+    which = "two_ranks_export and not columns"
+    words = ("-m", "pytest", "tests/fsdp", "-m", "fsdp", "-W", "default", "-k", which, *session.posargs)
+    session.run(trainer, *words, env=older, external=True)
 
 
 @nox.session

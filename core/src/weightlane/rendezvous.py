@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from weightlane.control import CONTROLLER, ControlChannel, first_line
 from weightlane.errors import ControlLostError
+from weightlane.listening_store import serve_store
 
 
 def open_control_channel(
@@ -60,17 +61,10 @@ def _parse(address: str) -> tuple[str, int]:
 
 
 def _serve(host: str, port: int, seconds: float) -> TCPStore:
-    """A store whose server listens on `host` alone; TCPStore by itself would listen on every interface."""
+    """A store whose server listens on `host` alone."""
     listener = socket.create_server((host, port), backlog=1024)
     bound_port = listener.getsockname()[1]
-    return TCPStore(
-        host,
-        bound_port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=seconds),
-        master_listen_fd=listener.detach(),
-    )
+    return serve_store(listener.detach(), host=host, port=bound_port, seconds=seconds)
 
 
 def _join(host: str, port: int, seconds: float) -> TCPStore:

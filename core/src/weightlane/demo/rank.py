@@ -77,13 +77,13 @@ def _store(listen_on: int, *, seconds: float) -> TCPStore:
 
     from torch._C._distributed_c10d import TCPStore
 
+    from weightlane.listening_store import serve_store
+
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=seconds)
     if listen_on < 0:
         return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-    return TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listen_on
-    )
+    return serve_store(listen_on, host=host, port=port, seconds=seconds)
 
 
 if __name__ == "__main__":
