@@ -67,6 +67,11 @@ def test_two_ranks_give_the_normal_form_of_the_unsharded_adapter(outcomes: Outco
     outcomes("two_ranks", 2).require(case)
 
 
+@pytest.mark.parametrize("case", two_ranks.QUANTISED)
+def test_two_ranks_refuse_a_quantised_base_by_name(outcomes: OutcomesOf, case: str) -> None:
+    outcomes("two_ranks", 2).require(case)
+
+
 @pytest.mark.requirement("R2")
 @pytest.mark.requirement("R3")
 @pytest.mark.requirement("R4")

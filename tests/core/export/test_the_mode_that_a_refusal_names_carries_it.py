@@ -162,7 +162,7 @@ def test_a_base_that_is_trained_under_its_adapter_goes_in_the_mode_that_its_refu
     model = wrapped(llama())
     model.base_model.model.lm_head.weight.requires_grad_(True)
     with pytest.raises(ExportError, match="parameters of the base are trained") as caught:
-        require_plain_base(model, "default")
+        require_plain_base(model)
     (mode,) = re.findall(r"use mode (\w+)", str(caught.value))
     assert made(model, Phase(mode))
     with pytest.raises(ExportError):

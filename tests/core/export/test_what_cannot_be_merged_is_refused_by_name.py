@@ -68,7 +68,7 @@ def with_an_unknown_variant(model: Any) -> None:
 CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
     "merged": (merged_now, r"q_proj has adapter default merged into its base .* Call unmerge_adapter\(\)"),
     "switched off": (switched_off, r"adapters of .*q_proj are switched off"),
-    "packed": (packed_base, r"The base of .*q_proj is quantised: Linear \(quant_state\).*mode adapter"),
+    "packed": (packed_base, r"The base of .*q_proj is quantised: Linear \(quant_state\).*dequantise it"),
     "integers": (integer_base, r"q_proj\.base_layer\.weight is int8, and an adapter is to be added"),
     "later layer": (of_a_later_peft, r"q_proj is peft's NewLinear \(peft\.tuners\.lora\.new\).*mode full"),
     "variant": (with_an_unknown_variant, r"q_proj has adapter default of the kind FakeNewLayer"),

@@ -93,6 +93,7 @@ def require_mergeable(layer: PeftLayer, adapters: Sequence[str]) -> None:
     """
     module = layer.module
     require_unmerged(layer)
+    require_plain_base(layer)  # before the kind: peft has kinds of its own for bases of each quantiser
     mine = _of_layer(layer, _kind(layer), adapters)
     if mine and getattr(module, "disable_adapters", False):
         raise ExportError(
@@ -100,7 +101,6 @@ def require_mergeable(layer: PeftLayer, adapters: Sequence[str]) -> None:
             "The trainer computes with the base alone, and what the engine is to serve cannot be told.",
             "Sync outside disable_adapter(), or name the phase you want: mode merged needs them on.",
         )
-    require_plain_base(layer)
     for adapter in mine:
         variant = getattr(module, "lora_variant", {}).get(adapter)
         if variant is not None and type(variant).__name__ not in _VARIANTS:
@@ -135,16 +135,18 @@ def require_plain_base(layer: PeftLayer) -> None:
     package = own_class(base).__module__.partition(".")[0]
     tensor_package = type(weight).__module__.partition(".")[0]
     names = [name for name in ("quant_state", "SCB", "CB") if getattr(weight, name, None) is not None]
+    # A sharded weight has lost what it knew of itself, and may pose as floating; the module has not.
     names += [name for name in ("qweight", "quant_state", "scales") if name in _names_of(base)]
+    names += [name for name in ("quant_state",) if not names and vars(base).get(name) is not None]
     foreign = [name for name in (package, tensor_package) if name in _QUANTISERS]
     if names or foreign:
         raise ExportError(
             f"The base of {layer.path} is quantised: {own_class(base).__name__} "
             f"({', '.join(names + foreign)}).",
-            "Its numbers are packed, and an adapter added to what they stand for gives other weights than an "
-            "engine that loaded the original has.",
-            "Load the base in bfloat16 to sync in mode merged, or use mode adapter with an engine that "
-            "quantises the same base itself.",
+            "Its numbers are packed: they are no weights that an adapter is added to, and what they stand "
+            "for, on which the adapter was trained, is not the original that an engine has loaded.",
+            "Load the base in bfloat16, or dequantise it (model.dequantize() of transformers): then it is "
+            "sent in mode merged or adapter as any other.",
         )
 
 

@@ -11,8 +11,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import ExportError, near_names
+from weightlane.export.lora_layers import require_plain_base as require_no_packing
 from weightlane.export.paths import walk
-from weightlane.export.places import adapter_configs, is_layer
+from weightlane.export.places import PeftLayer, adapter_configs, is_layer
 from weightlane.peft import adapter_config_of
 from weightlane.torch_trainer.exported import of_phase
 from weightlane.types import Phase
@@ -128,9 +129,12 @@ def _layers(model: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def require_plain_base(model: Any) -> None:
-    """Raises ExportError when the base is not what it was: merged with any adapter now, or trained."""
+    """Raises ExportError when the base is quantised, merged with any adapter now, or trained."""
     for path, layer in walk(model):
-        merged = list(getattr(layer, "merged_adapters", ())) if is_layer(layer) else []
+        if not is_layer(layer):
+            continue
+        require_no_packing(PeftLayer(path, layer))
+        merged = list(getattr(layer, "merged_adapters", ()))
         if merged:
             raise ExportError(
                 f"{path} has adapter {merged[0]} merged into its base weight now.",
