@@ -271,6 +271,11 @@ def a_model_that_was_changed_is_refused() -> None:
         with pytest.raises(ExportError, match=r"lm_head.weight is float32\[3, 3\] on rank") as caught:
             lane.sync()
     assert "connect again" in str(caught.value)
+    wrapped = fsdp2(tiny_models.disturb(tiny_models.dense()), root=False)
+    with lane_of(wrapped) as lane:
+        wrapped.model.scale = nn.Linear(2, 2)
+        with pytest.raises(ExportError, match=r"model.scale.weight and 1 more tensors are on rank \d, but"):
+            lane.sync()
 
 
 def partial_sums_are_refused() -> None:

@@ -41,14 +41,14 @@ def describe(context: ExportContext) -> RankManifest:
         tensors=tuple(TensorSpec(name, recipe.shape, recipe.dtype) for name, recipe in found.recipes.items()),
         replicated=placement == "replicated",
         collective=placement == "partitioned" and context.world_size > 1,
-        aliases=_aliases(found),
+        aliases=aliases_of(found),
         host=socket.gethostname(),
         device=devices.pop() if len(devices) == 1 else "cpu",
         base=_base_digests(context),
     )
 
 
-def _aliases(found: Exported) -> dict[str, str]:
+def aliases_of(found: Exported) -> dict[str, str]:
     """Names whose tensor is another's, by where it lies or, where it is computed, by what it is made of."""
     owners: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from weightlane.errors import ExportError
 from weightlane.export.rounding import RoundingLoss
 from weightlane.packing import torch_dtype
+from weightlane.torch_trainer.announced import require_as_announced
+from weightlane.torch_trainer.describe import aliases_of
 from weightlane.torch_trainer.exported import exported
 from weightlane.torch_trainer.unchanged import Unchanged
 from weightlane.types import Phase
@@ -55,11 +56,14 @@ class TorchStream:
         return self._loss.update_lost
 
     def __enter__(self) -> ExportStream:
-        rank = self._context.export.rank
         found = exported(self._context.export)
-        for spec in self._specs:
-            if rank in spec.holders:
-                _require_as_announced(spec, found, rank)
+        require_as_announced(
+            self._context.manifest,
+            self._context.entries,
+            found.recipes,
+            lambda: aliases_of(found),
+            rank=self._context.export.rank,
+        )
         adapter = self._context.manifest.adapter
         if adapter is not None and self._context.export.model is not None:
             from weightlane.torch_trainer.adapter import require_scales
@@ -127,14 +131,3 @@ class TorchStream:
 def _made_here(spec: TensorSpec) -> Tensor:
     # Made as bytes, since torch warns of some dtypes (complex32) when it makes tensors of them.
     return torch.empty(spec.nbytes, dtype=torch.uint8).view(torch_dtype(spec.dtype)).view(spec.shape)
-
-
-def _require_as_announced(spec: TensorSpec, found: Exported, rank: int) -> None:
-    recipe = found.recipes.get(spec.name)
-    now = "gone" if recipe is None else f"{recipe.dtype}{list(recipe.shape)}"
-    if now != f"{spec.dtype}{list(spec.shape)}":
-        raise ExportError(
-            f"{spec.name} is {now} on rank {rank}, but was {spec.dtype}{list(spec.shape)} in the manifest.",
-            "The model was changed after connect.",
-            "Close the lane and connect again.",
-        )

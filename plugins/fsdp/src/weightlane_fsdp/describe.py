@@ -28,7 +28,7 @@ def describe(context: ExportContext) -> RankManifest:
         tensors=tuple(TensorSpec(item.name, item.shape, item.dtype) for item in export.recipes),
         # Also where every rank holds everything: ranks must agree on what nothing keeps equal.
         collective=context.world_size > 1,
-        aliases=_aliases(export),
+        aliases=aliases_of(export),
         host=socket.gethostname(),
         device=export.device.type,
         group_backend="nccl" if on_gpu else "gloo",
@@ -36,7 +36,7 @@ def describe(context: ExportContext) -> RankManifest:
     )
 
 
-def _aliases(export: Export) -> dict[str, str]:
+def aliases_of(export: Export) -> dict[str, str]:
     """Names that are one storage: the recipes' own, and any other two of one source, as it is.
 
     FSDP1 hides from the recipes that two of its parameters are one.

@@ -9,8 +9,10 @@ import torch
 from weightlane.errors import ExportError
 from weightlane.export.rounding import RoundingLoss
 from weightlane.torch_trainer.adapter import require_scales
+from weightlane.torch_trainer.announced import require_as_announced
 from weightlane.torch_trainer.unchanged import moved
 from weightlane_fsdp.collectives import Collectives
+from weightlane_fsdp.describe import aliases_of
 from weightlane_fsdp.export import read_export
 from weightlane_fsdp.gathering import SMALL, Gathering
 from weightlane_fsdp.replicas import from_first_rank, require_equal
@@ -55,7 +57,13 @@ class FsdpStream:
 
     def __enter__(self) -> ExportStream:
         export = read_export(self._context.export)
-        _require_as_announced(export, self._context)
+        require_as_announced(
+            self._context.manifest,
+            self._context.entries,
+            {item.name: item for item in export.recipes},
+            lambda: aliases_of(export),
+            rank=self._context.export.rank,
+        )
         if self._context.manifest.adapter is not None:
             require_scales(unwrapped(self._context.export.model), self._context.manifest.adapter)
         self._export = export
@@ -215,15 +223,3 @@ def _travelling(export: Export, context: StreamContext) -> list[Recipe]:
         for spec, entry in zip(context.manifest.tensors, context.entries, strict=True)
         if not entry.dropped
     ]
-
-
-def _require_as_announced(export: Export, context: StreamContext) -> None:
-    now = {item.name: f"{item.dtype}{list(item.shape)}" for item in export.recipes}
-    for spec in context.manifest.tensors:
-        was, found = f"{spec.dtype}{list(spec.shape)}", now.get(spec.name, "gone")
-        if found != was:
-            raise ExportError(
-                f"{spec.name} is {found} on rank {context.export.rank}, but was {was} in the manifest.",
-                "The model was changed after connect.",
-                "Close the lane and connect again.",
-            )
