@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from weightlane.endpoint import ReadingBackEndpoint
 from weightlane.errors import Problem
 from weightlane.front.frames import MAX_FRAME_BYTES
 from weightlane.manifest import DTYPE_BYTES, FLOATING
+from weightlane.plan import wire_tensors
+from weightlane.plan_check import check_against_expected
 from weightlane.program import AgentMove
 from weightlane.transports.disk_layout import stored_problems
 from weightlane.types import TransportName
@@ -38,6 +42,31 @@ def duplicate_names(tensors: Sequence[WireTensor]) -> list[Problem]:
             )
         seen.add(tensor.name)
     return problems
+
+
+def mapped_problems(
+    manifest: Manifest,
+    entries: Sequence[NameEntry],
+    expected: Sequence[ExpectedTensor] | None,
+    *,
+    receiver: str,
+) -> list[Problem]:
+    """What is wrong with a map of names by names, shapes and dtypes alone, of tensors under checkpoint names.
+
+    Args:
+        manifest: the agreed one.
+        entries: how it is mapped.
+        expected: what the receiver's checkpoint holds; None where that is not known.
+        receiver: how messages call it.
+    """
+    sent = wire_tensors(tuple(entries), {spec.name: spec.shape for spec in manifest.tensors})
+    problems = duplicate_names(sent)
+    if expected is not None:
+        # The checkpoint has canonical names, whatever the loader wants to be told.
+        names = [entry.canonical for entry in entries if not entry.dropped]
+        canonical = [replace(tensor, name=name) for tensor, name in zip(sent, names, strict=True)]
+        problems += check_against_expected(canonical, expected, receiver=receiver)
+    return problems + dtype_problems(manifest, entries)
 
 
 def dtype_problems(manifest: Manifest, entries: Sequence[NameEntry]) -> list[Problem]:

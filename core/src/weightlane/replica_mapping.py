@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from weightlane.adapter_check import check_adapter_tensors
 from weightlane.assumptions import AssumptionContext, assumption_for
 from weightlane.contexts import MapNamesContext
 from weightlane.endpoint import ReadingBackEndpoint
 from weightlane.errors import Problem, near_names
 from weightlane.plan import wire_tensors
-from weightlane.plan_check import check_against_expected
-from weightlane.plan_problems import dtype_problems, duplicate_names, tie_problems
+from weightlane.plan_problems import dtype_problems, duplicate_names, mapped_problems, tie_problems
 from weightlane.trace.asking import ask_for_tables, sources_to_trace
 from weightlane.trace.figures import figures_of
 from weightlane.trace.plan_verdict import table_problems
@@ -176,16 +173,13 @@ def _static_problems(
     manifest: Manifest, entries: tuple[NameEntry, ...], replica: OpenReplica, where: str
 ) -> list[Problem]:
     expected = replica.workers[0].expected
-    sent = wire_tensors(entries, {spec.name: spec.shape for spec in manifest.tensors})
-    problems = duplicate_names(sent)
     if manifest.adapter is None:
-        # The checkpoint has canonical names, whatever the loader wants to be told.
-        named = [entry.canonical for entry in entries if not entry.dropped]
-        canonical = [replace(tensor, name=name) for tensor, name in zip(sent, named, strict=True)]
-        problems += check_against_expected(canonical, expected, receiver=where)
+        problems = mapped_problems(manifest, entries, expected, receiver=where)
     else:
+        sent = wire_tensors(entries, {spec.name: spec.shape for spec in manifest.tensors})
+        problems = duplicate_names(sent)
         problems += check_adapter_tensors(sent, manifest.adapter, expected, receiver=where)
-    problems += dtype_problems(manifest, entries)
+        problems += dtype_problems(manifest, entries)
     problems += tie_problems(manifest, entries, expected, where)
     return problems
 

@@ -77,6 +77,8 @@ def test_a_loader_that_drops_a_tensor_silently_is_refused_before_anything_moves(
     found = problems_of([engine])
     assert kinds(found) == [("unconsumed", "experts.1.up_proj.weight"), ("uncovered", "experts")]
     assert "16 of its 32 elements would be written by nothing" in str(found[1])
+    assert "Leave it out of the export if the engine has no use for it" in found[0].fix
+    assert "Export what belongs there under its checkpoint name" in found[1].fix
     assert engine.writes == []
 
 

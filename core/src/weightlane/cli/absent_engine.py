@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from weightlane.checkpoint_folder import CheckpointFolder, read_checkpoint_folder
 from weightlane.cli.receiver_look import Look
 from weightlane.contexts import MapNamesContext, TraceModelContext
 from weightlane.errors import ContractError, EngineError
 from weightlane.messages import WireTensor
 from weightlane.pins import assume_variable
-from weightlane.plan import wire_tensors
-from weightlane.plan_check import check_against_expected
-from weightlane.plan_problems import dtype_problems, duplicate_names
+from weightlane.plan_problems import mapped_problems
 from weightlane.receiver import WorkerDescription
 from weightlane.selection import select
 from weightlane.trace.asking import sources_to_trace, tied_away
@@ -223,14 +219,7 @@ def _by_rules(case: _Case, why: str) -> Look:
 
 
 def _static_problems(case: _Case, entries: Sequence[NameEntry]) -> list[Problem]:
-    manifest = case.checkpoint.manifest
-    sent = wire_tensors(tuple(entries), {spec.name: spec.shape for spec in manifest.tensors})
-    problems = [*duplicate_names(sent), *dtype_problems(manifest, tuple(entries))]
-    if not case.expected:
-        return problems
-    names = [entry.canonical for entry in entries if not entry.dropped]
-    canonical = [msgspec.structs.replace(tensor, name=name) for tensor, name in zip(sent, names, strict=True)]
-    return [*problems, *check_against_expected(canonical, case.expected, receiver=case.receiver)]
+    return mapped_problems(case.checkpoint.manifest, entries, case.expected or None, receiver=case.receiver)
 
 
 def _look(

@@ -80,7 +80,8 @@ def assumed_problems(contract: Contract, entries: Sequence[NameEntry], *, receiv
         found = contract.line_of(name)
         if found is not None:
             what = f"{said} says of it: {found[0].dropped}"
-            problems.append(Problem("unconsumed", name, what))
+            fix = "Leave it out of the export, or use an engine that can be entered and asked."
+            problems.append(Problem("unconsumed", name, what, fix))
             continue
         key = numbered(name)
         near = near_names(key.pattern, patterns) if number < MOST_WITH_NEAR_NAMES else ()

@@ -171,17 +171,25 @@ def coverage_problems(
     return list(dict.fromkeys(problems))
 
 
+_REPORT = "{}; report the architecture."
+
+
 def _unconsumed(
     source: SourceCoverage, tables: Sequence[PlacementTable], receiver: str, *, with_near: bool
 ) -> Problem:
     sent = f" (sent as {source.wire})" if source.wire != source.canonical else ""
     if source.consumed:
         what = f"{receiver} takes {source.consumed} of its {source.elements} elements{sent}"
+        fix = _REPORT.format("The others would be lost, so it is not sent")
     else:
         what = f"the loader of {receiver} accepts it and writes it nowhere{sent}"
+        fix = (
+            "Leave it out of the export if the engine has no use for it; else start the engine so that it "
+            "has (as with LoRA off), or report the architecture."
+        )
     targets = [target.name for target in tables[0].targets]
     near = near_names(source.canonical, targets) if with_near else ()
-    return Problem("unconsumed", source.canonical, what, near=near)
+    return Problem("unconsumed", source.canonical, what, fix, near)
 
 
 def _incomplete(item: TargetCoverage, table: PlacementTable, where: str, near: tuple[str, ...]) -> Problem:
@@ -191,8 +199,14 @@ def _incomplete(item: TargetCoverage, table: PlacementTable, where: str, near: t
     given = f"; it is given {', '.join(dict.fromkeys(from_names[:6]))}" if from_names else ""
     if item.too_fine:
         what = f"the layout in which {where} is written is too fine to be counted"
+        fix = _REPORT.format("Whether all of it is written cannot be told")
     elif item.more:
         what = f"{item.more} of its {target.elements} elements would be written more than once in {where}"
+        fix = "Leave out all but one of what is exported for it, or report the architecture."
     else:
         what = f"{item.never} of its {target.elements} elements would be written by nothing in {where}"
-    return Problem("uncovered", target.name, what + given, near=near)
+        fix = (
+            "Export what belongs there under its checkpoint name, so that no old values stay, or report "
+            "the architecture."
+        )
+    return Problem("uncovered", target.name, what + given, fix, near)
