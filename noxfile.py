@@ -135,9 +135,10 @@ def fsdp(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def torch_composable(session: nox.Session) -> None:
-    """Exports of two ranks under torch 2.5, where FSDP2 lies below `_composable`.
+    """Exports of peft models from two ranks under torch 2.5, where FSDP2 lies below `_composable`.
 
-    Without what that torch cannot do: shards of columns, and forwards of FSDP2 without a GPU.
+    Without what that torch cannot do: shards of columns, and forwards of FSDP2 without a GPU, which the
+    cases of whole models make.
     """
     require_trainer(session)
     trainer = str(TRAINER_PYTHON)
@@ -146,7 +147,7 @@ def torch_composable(session: nox.Session) -> None:
     older = {"PYTHONPATH": str(folder)}
     check = "import torch; assert torch.__version__.startswith('2.5.1'), torch.__file__"
     session.run(trainer, "-c", check, env=older, external=True)
-    which = "two_ranks_export and not columns"
+    which = "two_ranks_export_adapters and not columns"
     words = ("-m", "pytest", "tests/fsdp", "-m", "fsdp", "-W", "default", "-k", which, *session.posargs)
     session.run(trainer, *words, env=older, external=True)
 
