@@ -64,6 +64,8 @@ READY = "weightlane-ready"  # a file in each of them
 nox.options.sessions = ["lint", "types", "tests"]
 # Sessions see what they installed and nothing else.
 os.environ.pop("PYTHONPATH", None)
+# Compiled once: an engine's environment is installed without, and its processes would each do it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONNOUSERSITE"] = "1"
 
 
