@@ -2,7 +2,7 @@
 
 The live sessions run pytest with the trainer's interpreter, which holds no engine, and hand it the
 interpreter of an environment that does. That environment is built here and removed afterwards (about
-3 GB each); `engine_environments` builds both beforehand, beside other sessions.
+3 GB each); `engine_environments` builds both and the models beforehand, beside other sessions.
 WEIGHTLANE_VLLM_PYTHON and WEIGHTLANE_SGLANG_PYTHON name existing ones to use instead, and
 WEIGHTLANE_VLLM_OLDER and WEIGHTLANE_SGLANG_NEWER folders that hold another version, to go before those.
 """
@@ -336,7 +336,9 @@ def made_or_named(
 
 @nox.session(venv_backend="none")
 def engine_environments(session: nox.Session) -> None:
-    """Both engines' environments, for the next live sessions, which use and then remove them."""
+    """The models, and both engines' environments for the next live sessions, which then remove them."""
+    require_trainer(session)
+    make_models(session)
     for python, build, build_other in (
         (VLLM_FOLDER, build_vllm, build_older_vllm),
         (SGLANG_FOLDER, build_sglang, build_newer_sglang),
@@ -397,10 +399,14 @@ def ready(folder: Path, what: str) -> str:
 
 def run_trainer_pytest(session: nox.Session, engine: str, *options: str) -> None:
     require_trainer(session)
+    make_models(session)
     trainer = str(TRAINER_PYTHON)
-    session.run(trainer, "examples/smollm2.py", str(MODELS), external=True)
     words = [f"tests/live/{engine}", "-m", "live", f"--models-dir={MODELS}", *options, *session.posargs]
     session.run(trainer, "-m", "pytest", *words, external=True)
+
+
+def make_models(session: nox.Session) -> None:
+    session.run(str(TRAINER_PYTHON), "examples/smollm2.py", str(MODELS), external=True)
 
 
 def require_trainer(session: nox.Session) -> None:
