@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--syncs",
         type=int,
         default=2,
-        help="how many syncs the live tests of FSDP2 and of modes make with the real model: ten in long runs",
+        help="syncs of live tests with FSDP2 and by mode; above 2: a long run, every mode into every engine",
     )
     group.addoption("--models-dir", metavar="DIR", help="where examples/smollm2.py wrote its folders")
 

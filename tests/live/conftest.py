@@ -6,6 +6,19 @@ from pathlib import Path
 
 import pytest
 
+EVERY_RUN = 2
+"""How many syncs tests of the real model make in every run (`--syncs`)."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves what is marked `long_run` to long runs: the same over another engine is in every one."""
+    if config.getoption("--syncs") > EVERY_RUN:
+        return
+    later = [item for item in items if item.get_closest_marker("long_run")]
+    if later:
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if item not in later]
+
 
 @pytest.fixture(scope="session")
 def vllm_python(pytestconfig: pytest.Config) -> Path:

@@ -73,7 +73,7 @@ def test_the_base_comes_once_then_optimizer_steps_travel_as_adapters(
     assert again.phases == ("adapter",)
 
 
-@pytest.mark.parametrize("mode", ["full", "merged", "adapter"])
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.long_run), "merged", "adapter"])
 def test_fsdp2_on_two_ranks_stays_in_step_over_optimizer_steps(model: Path, mode: str, syncs: int) -> None:
     """The engine is rank 0's own, so that its base can be seen: no sync of an adapter changes a bit of it."""
     found = parities(model, IN_PROCESS, ranks=2, syncs=syncs, trainer="fsdp", mode=mode, training="optimizer")

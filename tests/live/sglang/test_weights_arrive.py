@@ -66,7 +66,7 @@ def real_server(start_server: Any, models_dir: Path) -> Iterator[RunningServer]:
 
 
 @pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
-@pytest.mark.parametrize("mode", ["full", "merged"])
+@pytest.mark.parametrize("mode", ["full", pytest.param("merged", marks=pytest.mark.long_run)])
 def test_fsdp2_on_two_ranks_matches_over_optimizer_steps(
     models_dir: Path, real_server: RunningServer, mode: str, syncs: int
 ) -> None:

@@ -47,7 +47,7 @@ def in_step(
 
 
 @pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
-@pytest.mark.parametrize("mode", ["full", "merged"])
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.long_run), "merged"])
 def test_fsdp2_on_two_ranks_stays_in_step_over_optimizer_steps(
     models_dir: Path, real_front: FrontProcess, mode: str, syncs: int
 ) -> None:
