@@ -31,6 +31,9 @@ WEIGHT_VERSION = "vllm.v1.engine.llm_engine:LLMEngine.set_weight_version"
 SAMPLE_VERSIONS = "vllm.outputs:CompletionOutput.weight_versions"
 """That label comes back with every output; absent in 0.27.1, which can be told a version."""
 
+LORA_PATTERNS = "vllm.lora.peft_helper:PEFTHelper.rank_pattern"
+"""Modules of an adapter may have ranks and scales of their own; 0.27.1 ignores both patterns in silence."""
+
 CPU_PREPACK_SWITCH = "vllm._custom_ops:_supports_onednn"
 """The module attribute that makes the CPU build pack linear weights away after loading."""
 
@@ -67,6 +70,7 @@ QUESTIONS = (
     ),
     Question(WEIGHT_VERSION, ("vllm/v1/engine/llm_engine.py",), "LLMEngine", "set_weight_version"),
     Question(SAMPLE_VERSIONS, ("vllm/outputs.py",), "CompletionOutput", "weight_versions"),
+    Question(LORA_PATTERNS, ("vllm/lora/peft_helper.py",), "PEFTHelper", "rank_pattern"),
     Question(CPU_PREPACK_SWITCH, ("vllm/_custom_ops.py",), "", "_supports_onednn"),
 )
 
@@ -126,6 +130,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
     import vllm._custom_ops as custom_ops
     from vllm.config import ParallelConfig
     from vllm.lora.layers import BaseLayerWithLoRA
+    from vllm.lora.peft_helper import PEFTHelper
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -140,6 +145,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
             WORKER_EXTENSION: "worker_extension_cls" in ParallelConfig.__dataclass_fields__,
             WEIGHT_VERSION: "set_weight_version" in LLMEngine.__dict__,
             SAMPLE_VERSIONS: "weight_versions" in CompletionOutput.__dataclass_fields__,
+            LORA_PATTERNS: "rank_pattern" in PEFTHelper.__dataclass_fields__,
             CPU_PREPACK_SWITCH: "_supports_onednn" in vars(custom_ops),
             PLAIN_CPU_WEIGHTS: plain_cpu_weights,
         },
@@ -147,6 +153,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
             "architecture": ",".join(getattr(model.hf_config, "architectures", None) or ()),
             "dtype": str(model.dtype).removeprefix("torch."),
             "enable_lora": str(config.lora_config is not None).lower(),
+            **_lora_arguments(config.lora_config),
             "enable_prefix_caching": str(bool(config.cache_config.enable_prefix_caching)).lower(),
         },
         parallel=ParallelSizes(
@@ -158,3 +165,15 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
         device=str(worker.device.type),
         quantization=model.quantization or "",
     )
+
+
+def _lora_arguments(lora: Any) -> dict[str, str]:
+    """What the engine was launched for with LoRA on; nothing with LoRA off."""
+    if lora is None:
+        return {}
+    return {
+        "max_loras": str(lora.max_loras),
+        "max_lora_rank": str(lora.max_lora_rank),
+        "lora_dtype": str(lora.lora_dtype).removeprefix("torch."),
+        "fully_sharded_loras": str(bool(lora.fully_sharded_loras)).lower(),
+    }

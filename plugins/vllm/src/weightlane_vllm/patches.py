@@ -1,4 +1,4 @@
-"""Changes to vLLM itself: all of them are here, gated by a probe, idempotent, undoable.
+"""Changes to vLLM itself, gated by a probe, idempotent, undoable; but for `adapter_supply`, all are here.
 
 `plain_cpu_weights` is for CPU builds alone. Those pack every linear weight for oneDNN after loading and leave
 an empty parameter behind (`vllm/model_executor/layers/utils.py`, `dispatch_cpu_unquantized_gemm`), so that

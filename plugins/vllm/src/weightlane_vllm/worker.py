@@ -12,6 +12,8 @@ import msgspec
 
 from weightlane.errors import EngineError, Problem
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
+from weightlane_vllm.adapter_refusals import adapter_problems
+from weightlane_vllm.adapter_shelf import shelf_of
 from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, worker_facts
 from weightlane_vllm.mapper import read_rules
 from weightlane_vllm.names import is_taken, resolve
@@ -27,12 +29,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from weightlane.adapter_engine import AdapterLoad
+    from weightlane.adapters import AdapterBinding
+    from weightlane.facts import EngineFacts
     from weightlane.messages import ReceivePlan, WireTensor
     from weightlane.trace.table import PlacementTable
 
 
 class VllmWorkerEngine:
-    """Loads checkpoint tensors through the model class's own `load_weights`.
+    """Loads checkpoint tensors through the model class's own `load_weights`, adapters through `AdapterShelf`.
 
     Nothing of the model is kept between calls: an engine may put a new one in its place. What traces told is,
     with the incarnation that they were made of.
@@ -47,7 +52,7 @@ class VllmWorkerEngine:
         """This worker now; shapes of live tensors are those of its own shard."""
         model = self._model()
         config = self._worker.vllm_config
-        facts = worker_facts(self._worker, plain_cpu_weights=plain_cpu_weights().active)
+        facts = self._facts()
         live = _live_tensors(model)
         packed = {
             whole: tuple(pieces) for whole, pieces in getattr(model, "packed_modules_mapping", {}).items()
@@ -100,6 +105,10 @@ class VllmWorkerEngine:
         """
         description = self.describe()
         problems = list(refusals_of(self._features()))
+        if plan.adapter is not None:
+            facts = self._facts()
+            receiver = f"worker {description.worker} (vLLM {facts.version})"
+            return problems or adapter_problems(self._worker, plan.adapter, facts, receiver=receiver)
         problems.extend(emptied_weights(description.live))
         if problems:
             return problems
@@ -149,9 +158,24 @@ class VllmWorkerEngine:
     def publish(self, version: int) -> None:
         """The version label belongs to the engine core, which the front sets; a worker has none."""
 
+    def load_adapter(self, load: AdapterLoad) -> AdapterBinding:
+        """Loads an adapter from memory beside what serves, and tells what the live layers then hold."""
+        return shelf_of(self._worker).load(load)
+
+    def serve_adapter(self, slot: str) -> None:
+        """Requests may name the slot's adapter from now on."""
+        shelf_of(self._worker).serve(slot)
+
+    def remove_adapter(self, slot: str) -> None:
+        """Frees the slot."""
+        shelf_of(self._worker).remove(slot)
+
     def _model(self) -> nn.Module:
         model: nn.Module = self._worker.model_runner.get_model()
         return model
+
+    def _facts(self) -> EngineFacts:
+        return worker_facts(self._worker, plain_cpu_weights=plain_cpu_weights().active)
 
     def _features(self) -> EngineFeatures:
         config = self._worker.vllm_config

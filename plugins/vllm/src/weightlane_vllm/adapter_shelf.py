@@ -1,0 +1,136 @@
+"""The adapters that one vLLM worker holds for lanes: loaded from memory, proven, served, removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weightlane.adapter_check import binding_problems
+from weightlane.errors import EngineError, SyncError
+from weightlane_vllm.adapter_supply import AdapterSupply
+from weightlane_vllm.lora_binding import binding_of
+from weightlane_vllm.lora_layers import LoraLayers
+from weightlane_vllm.lora_model import lora_model
+from weightlane_vllm.lora_request import lora_number, lora_request
+
+if TYPE_CHECKING:
+    from weightlane.adapter_engine import AdapterLoad
+    from weightlane.adapters import AdapterBinding, AdapterRef
+
+_ATTRIBUTE = "_weightlane_adapter_shelf"
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """One adapter with its tensors as they came: vLLM may have to be given it again."""
+
+    load: AdapterLoad
+    number: int
+
+
+class AdapterShelf:
+    """Called from the worker's own thread, one call at a time.
+
+    Args:
+        worker: vLLM's own worker object, with LoRA on.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._supply: AdapterSupply | None = None
+        self._held: dict[str, _Held] = {}
+        self._serving: list[str] = []
+
+    def load(self, load: AdapterLoad) -> AdapterBinding:
+        """Holds an adapter in its slot, in one `add_lora`, and reads back what is bound.
+
+        Raises:
+            SyncError: every slot is taken, or another adapter has the same number. As after any error of
+                vLLM's own, the slot is empty then and what was held beside it is untouched.
+        """
+        self.remove(load.slot)
+        held = _Held(load, lora_number(load.ref.name))
+        self._require_room(held)
+        self._held[load.slot] = held
+        try:
+            return self._add(held)
+        except BaseException:
+            self.remove(load.slot)
+            raise
+
+    def serve(self, slot: str) -> None:
+        """Requests may name this slot's adapter from now on."""
+        if slot not in self._held:
+            raise EngineError(f"Slot {slot} of this vLLM worker holds no adapter.")
+        self._serving = [other for other in self._serving if other != slot] + [slot]
+
+    def remove(self, slot: str) -> None:
+        """Frees a slot, half-written or whole; an empty one is fine."""
+        self._serving = [other for other in self._serving if other != slot]
+        held = self._held.pop(slot, None)
+        if held is not None:
+            self._from_memory().withdraw(held.number)
+            self._worker.remove_lora(held.number)
+
+    def serving(self) -> tuple[AdapterRef, ...]:
+        """What requests may name, every one of it loaded: those that the engine has dropped are loaded again.
+
+        Raises:
+            EngineError: one of them can no longer be bound as it was.
+        """
+        loaded = self._worker.list_loras() if self._serving else ()
+        for held in map(self._held.__getitem__, self._serving):
+            if held.number in loaded:
+                continue
+            problems = binding_problems(held.load.config, held.load.ref, self._add(held))
+            if problems:
+                raise EngineError(
+                    f"vLLM dropped adapter {held.load.ref.name}, and it could not be loaded again as it was: "
+                    f"{'; '.join(problems)}.",
+                    "Requests that name it would be answered with something else.",
+                    "Sync the adapter again.",
+                )
+        return tuple(self._held[slot].load.ref for slot in self._serving)
+
+    def _add(self, held: _Held) -> AdapterBinding:
+        """One `add_lora`, whatever lingers under this number removed first: vLLM would keep that instead."""
+        layers = LoraLayers(self._worker)
+        self._from_memory().offer(held.number, lambda: lora_model(held.load, held.number, layers))
+        if held.number in self._worker.list_loras():
+            self._worker.remove_lora(held.number)
+        if not self._worker.add_lora(lora_request(held.load.ref)):
+            raise EngineError(f"vLLM did not add adapter {held.load.ref.name} and gave no reason.")
+        return binding_of(layers, held.load, held.number)
+
+    def _require_room(self, held: _Held) -> None:
+        name = held.load.ref.name
+        same = [other for other in self._held.values() if other.number == held.number]
+        if same:
+            raise SyncError(
+                f"Adapter {name} has the number {held.number} of {same[0].load.ref.name}, which is held.",
+                "vLLM tells adapters apart by their numbers, which follow from their names.",
+                "Give the adapter another name, or publish under another version.",
+            )
+        slots = int(self._worker.vllm_config.lora_config.max_loras)
+        if len(self._held) >= slots:
+            raise SyncError(
+                f"vLLM has no slot for adapter {name}.",
+                f"It was started with --max-loras {slots} and holds "
+                f"{', '.join(other.load.ref.name for other in self._held.values())}.",
+                "Start it with more, or close the lane of an adapter that is not used.",
+            )
+
+    def _from_memory(self) -> AdapterSupply:
+        if self._supply is None:
+            self._supply = AdapterSupply(LoraLayers(self._worker).manager)
+            self._supply.apply()
+        return self._supply
+
+
+def shelf_of(worker: Any) -> AdapterShelf:
+    """The one shelf of a worker; it lives on the worker itself, as the agent does."""
+    shelf: AdapterShelf | None = vars(worker).get(_ATTRIBUTE)
+    if shelf is None:
+        shelf = AdapterShelf(worker)
+        setattr(worker, _ATTRIBUTE, shelf)
+    return shelf
