@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from weightlane import messages
+from weightlane.adapters import AdapterRef
 from weightlane.agent import WorkerAgent
 from weightlane.errors import EngineError, PluginError
 from weightlane.facts import EngineFacts
 from weightlane.receiver import WorkerDescription
 from weightlane_vllm.facts import SAMPLE_VERSIONS, WEIGHT_VERSION
 from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS, LlmFrontEngine
+from weightlane_vllm.lora_request import lora_number
+from weightlane_vllm.served_adapters import ServedAdapters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,10 +63,23 @@ class FakeLlm:
     """Two workers with agents, and an engine core that labels what it generates."""
 
     def __init__(
-        self, *, labels: bool = True, labels_outputs: bool = True, extension: str = WORKER_EXTENSION_CLASS
+        self,
+        *,
+        labels: bool = True,
+        labels_outputs: bool = True,
+        extension: str = WORKER_EXTENSION_CLASS,
+        lora: str = "false",
     ) -> None:
         attributes = {WEIGHT_VERSION: labels, SAMPLE_VERSIONS: labels and labels_outputs}
-        facts = EngineFacts(engine="vllm", version="0.32.0", source="worker", attributes=attributes)
+        facts = EngineFacts(
+            engine="vllm",
+            version="0.32.0",
+            source="worker",
+            attributes=attributes,
+            launch_arguments={"enable_lora": lora},
+        )
+        self.served: tuple[AdapterRef, ...] = ()
+        self.named: Any = None
         self.agents = [
             WorkerAgent(lambda _, rank=rank: FakeWorkerEngine(rank, facts), origin=f"worker {rank}")
             for rank in range(2)
@@ -77,11 +93,16 @@ class FakeLlm:
             set_weight_version=lambda version: setattr(self, "label", version),
         )
 
-    def collective_rpc(self, method: str, args: tuple[bytes]) -> list[bytes]:
+    def collective_rpc(self, method: str, args: tuple[bytes, ...] = ()) -> list[bytes]:
+        if method == "weightlane_adapters":
+            return [messages.encode(ServedAdapters(self.served)) for _ in self.agents]
         assert method == "weightlane_agent"
         return [agent.handle(args[0]) for agent in self.agents]
 
-    def generate(self, prompts: list[Any], parameters: Any, *, use_tqdm: bool) -> list[Any]:
+    def generate(
+        self, prompts: list[Any], parameters: Any, *, use_tqdm: bool, lora_request: Any
+    ) -> list[Any]:
+        self.named = lora_request
         return [SimpleNamespace(outputs=[completion(self.label)]) for _ in prompts]
 
     def reset_prefix_cache(self) -> bool:
@@ -140,7 +161,7 @@ def test_facts_are_the_workers_own(engine: LlmFrontEngine) -> None:
 def test_a_published_version_labels_the_engine(engine: LlmFrontEngine, llm: FakeLlm) -> None:
     assert all(isinstance(reply, messages.Done) for reply in sync(engine, 7))
     assert llm.label == "7"
-    assert engine._generation(completion("7")) == messages.Generation((5, 6), (-0.5, -0.25), 7)
+    assert engine._generation(completion("7"), None) == messages.Generation((5, 6), (-0.5, -0.25), 7)
 
 
 def test_a_refused_publish_labels_nothing(engine: LlmFrontEngine, llm: FakeLlm) -> None:
@@ -150,21 +171,49 @@ def test_a_refused_publish_labels_nothing(engine: LlmFrontEngine, llm: FakeLlm) 
         for reply in replies
     )
     assert llm.label == "default"
-    assert engine._generation(completion("default")).weight_version is None
+    assert engine._generation(completion("default"), None).weight_version is None
 
 
 def test_a_label_set_by_somebody_else_is_an_error(engine: LlmFrontEngine) -> None:
     sync(engine, 7)
     with pytest.raises(EngineError, match="labelled 8"):
-        engine._generation(completion("8"))
+        engine._generation(completion("8"), None)
 
 
-def test_a_continuation_of_another_length_is_an_error(
-    engine: LlmFrontEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_vllm = ModuleType("vllm")
-    fake_vllm.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", fake_vllm)
+@pytest.fixture
+def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vllm", "vllm.lora", "vllm.lora.request"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setattr(sys.modules["vllm"], "SamplingParams", SimpleNamespace, raising=False)
+    request: Any = lambda *given: given  # noqa: E731 - stands for a class
+    monkeypatch.setattr(sys.modules["vllm.lora.request"], "LoRARequest", request, raising=False)
+
+
+@pytest.mark.usefixtures("fake_vllm")
+def test_a_request_names_an_adapter_by_what_the_workers_serve_and_is_stamped_with_its_version() -> None:
+    llm = FakeLlm(lora="true")
+    engine = LlmFrontEngine(llm, backend="vllm", start_seconds=5.0)
+    llm.served = (AdapterRef("default@3", 3),)
+    (generation,) = engine.generate(messages.Generate(((1,),), max_tokens=2, adapter="default@3")).generations
+    assert generation.weight_version == 3
+    assert llm.named == (
+        "default@3",
+        lora_number("default@3"),
+        "/weightlane/adapters-in-memory/default@3/3",
+    )
+    with pytest.raises(EngineError, match="names no adapter"):
+        engine.generate(messages.Generate(((1,),), max_tokens=2))
+    engine.detach()
+
+
+@pytest.mark.usefixtures("fake_vllm")
+def test_an_adapter_named_to_an_engine_without_lora_is_an_error(engine: LlmFrontEngine) -> None:
+    with pytest.raises(EngineError, match="started without LoRA"):
+        engine.generate(messages.Generate(((1,),), max_tokens=2, adapter="default"))
+
+
+@pytest.mark.usefixtures("fake_vllm")
+def test_a_continuation_of_another_length_is_an_error(engine: LlmFrontEngine) -> None:
     (generation,) = engine.generate(messages.Generate(((1,),), max_tokens=2)).generations
     assert generation.token_ids == (5, 6)
     with pytest.raises(EngineError, match="vLLM continued prompt 0 by 2 tokens with 2 log-probs, not by 3"):
@@ -176,7 +225,7 @@ def test_an_engine_without_labels_is_stamped_with_what_was_published() -> None:
     sync(engine, 3)
     unlabelled = completion("")
     unlabelled.weight_versions = None
-    assert engine._generation(unlabelled).weight_version == 3
+    assert engine._generation(unlabelled, None).weight_version == 3
     engine.detach()
 
 
@@ -186,7 +235,7 @@ def test_an_engine_whose_outputs_carry_no_label_is_stamped_likewise() -> None:
     sync(engine, 3)
     output = completion("")
     del output.weight_versions  # 0.27.1 has no such field
-    assert engine._generation(output).weight_version == 3
+    assert engine._generation(output, None).weight_version == 3
     assert llm.label == "3", "it can be told all the same"
     engine.detach()
 

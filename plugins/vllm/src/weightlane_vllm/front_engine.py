@@ -11,13 +11,17 @@ from weightlane.errors import EngineError
 from weightlane.generation_lengths import require_lengths
 from weightlane_vllm.driver import LlmDriver
 from weightlane_vllm.facts import SAMPLE_VERSIONS, WEIGHT_VERSION
+from weightlane_vllm.lora_request import lora_request
 from weightlane_vllm.requests import RESET_PREFIX_CACHE
+from weightlane_vllm.served_adapters import chosen_adapter
 
 if TYPE_CHECKING:
+    from weightlane.adapters import AdapterRef
     from weightlane.facts import EngineFacts
 
 WORKER_EXTENSION_CLASS = "weightlane_vllm.worker_extension.WeightlaneWorkerExtension"
 _AGENT_METHOD = "weightlane_agent"
+_ADAPTERS_METHOD = "weightlane_adapters"
 _GENERATE_SECONDS = 600.0
 _VERSION_SECONDS = 60.0
 _SHUTDOWN_SECONDS = 20.0
@@ -98,18 +102,15 @@ class LlmFrontEngine:
         """Continuations of token-id prompts; log-probs are of the model's own distribution, natural log.
 
         Raises:
-            EngineError: a continuation has not `max_tokens` tokens, or the request names an adapter.
+            EngineError: a continuation has not `max_tokens` tokens, the request names an adapter that is not
+                served, or none while adapters are.
         """
-        if request.adapter:
-            raise EngineError(
-                f"A request to vLLM names adapter {request.adapter!r}.",
-                "This era of the plugin loads no adapters.",
-                "Leave it out.",
-            )
 
-        def run(llm: Any) -> list[Any]:
+        def run(llm: Any) -> tuple[AdapterRef | None, list[Any]]:
             from vllm import SamplingParams
 
+            # In one job with the generation: no sync can come between.
+            adapter = self._adapter_for(llm, request.adapter)
             parameters = SamplingParams(
                 temperature=request.temperature,
                 max_tokens=request.max_tokens,
@@ -119,11 +120,12 @@ class LlmFrontEngine:
                 detokenize=False,
             )
             prompts = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
-            outputs: list[Any] = llm.generate(prompts, parameters, use_tqdm=False)
-            return outputs
+            named = lora_request(adapter) if adapter else None
+            outputs: list[Any] = llm.generate(prompts, parameters, use_tqdm=False, lora_request=named)
+            return adapter, outputs
 
-        outputs = self._driver.run("generate", run, _GENERATE_SECONDS)
-        generations = tuple(self._generation(output.outputs[0]) for output in outputs)
+        adapter, outputs = self._driver.run("generate", run, _GENERATE_SECONDS)
+        generations = tuple(self._generation(output.outputs[0], adapter) for output in outputs)
         require_lengths(generations, request.max_tokens, engine="vLLM")
         return messages.Generations(generations)
 
@@ -140,6 +142,17 @@ class LlmFrontEngine:
         """Lets go of an engine that somebody else owns."""
         self._driver.close(end_processes=False)
 
+    def _adapter_for(self, llm: Any, name: str) -> AdapterRef | None:
+        if self._facts.launch_arguments.get("enable_lora") == "true":
+            return chosen_adapter(llm.collective_rpc(_ADAPTERS_METHOD), name)
+        if name:
+            raise EngineError(
+                f"A request to vLLM names adapter {name!r}.",
+                "The engine was started without LoRA.",
+                "Leave it out, or start the engine with --enable-lora.",
+            )
+        return None
+
     def _label(self, version: int) -> None:
         if self._facts.attributes.get(WEIGHT_VERSION):
             self._driver.run(
@@ -149,12 +162,14 @@ class LlmFrontEngine:
             )
         self._published = version
 
-    def _generation(self, completion: Any) -> messages.Generation:
+    def _generation(self, completion: Any, adapter: AdapterRef | None) -> messages.Generation:
         tokens = tuple(int(token) for token in completion.token_ids)
         logprobs = tuple(
             float(choices[token].logprob) for token, choices in zip(tokens, completion.logprobs, strict=True)
         )
-        return messages.Generation(tokens, logprobs, self._version_of(completion))
+        # vLLM has one label for all of its weights, and several adapters may be served.
+        version = adapter.version if adapter else self._version_of(completion)
+        return messages.Generation(tokens, logprobs, version)
 
     def _version_of(self, completion: Any) -> int | None:
         """The engine's own label of these tokens; where an engine keeps none, what we last published."""
