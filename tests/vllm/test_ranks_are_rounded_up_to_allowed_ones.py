@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[1] / "core" / "adapter" / "data" / "peft_config_ca
 CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in json.loads(DATA.read_text())}
 
 
-@pytest.mark.requirement("R28", part="the rule; no launch uses it yet")
+@pytest.mark.requirement("R28", part="the rule")
 @pytest.mark.parametrize("release", ["older", "0.32.0"])
 def test_a_rank_becomes_the_next_allowed_one_or_an_error(release: str) -> None:
     case = CASES["pf-07"]

@@ -59,7 +59,8 @@ class LaunchContext:
 
     `facts.device` is "cpu" for an engine that is to use no GPU. `address` is where a lane is to reach it, ""
     for what the plugin proposes. `swap` is how the lane will swap adapters (mode adapter): the engine needs
-    `weightlane.adapters.SLOTS_NEEDED` of them.
+    `weightlane.adapters.SLOTS_NEEDED` of them. `lora_rank` is the largest rank of their modules, 0 where it
+    was not told.
     """
 
     descriptor: BackendDescriptor
@@ -69,6 +70,7 @@ class LaunchContext:
     tensor_parallel: int = 1
     address: str = ""
     swap: SwapPolicy = "two_slot"
+    lora_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)

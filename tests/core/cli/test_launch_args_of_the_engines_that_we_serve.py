@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 VERSIONS = {"reference": "4.57.0", "vllm": "0.32.0", "sglang": "0.5.18"}
 RECEIVED = {
     "reference": ["adapter", "full", "merged"],
-    "vllm": ["full", "merged"],
+    "vllm": ["adapter", "full", "merged"],
     "sglang": ["full", "merged"],
 }
 ARGUMENTS = {
@@ -40,6 +40,11 @@ ARGUMENTS = {
         *("-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", "30000"),
         *("--model-path", "$MODEL", "--tp", "1"),
     ],
+}
+
+FOR_ADAPTERS = {
+    "reference": ["--adapter-slots", "2"],
+    "vllm": ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"],
 }
 
 
@@ -59,7 +64,7 @@ def test_a_mode_is_planned_or_refused_with_those_there_are(
     done = run("launch-args", engine, "--mode", mode, "--device", "gpu", "--json")
     if mode in RECEIVED[engine]:
         assert (done.status, done.document["mode"]) == (0, mode)
-        slots = ["--adapter-slots", "2"] if mode == "adapter" else []
+        slots = FOR_ADAPTERS[engine] if mode == "adapter" else []
         assert done.document["command"][1:] == [*ARGUMENTS[engine], *slots]
         assert done.document["engine_version"] == VERSIONS[engine]
         return
@@ -94,8 +99,17 @@ def test_the_reference_engine_that_is_printed_for_mode_adapter_is_one_that_takes
         assert get_registry().implements(backend, f"weightlane_{hook}")
 
 
+def test_a_rank_is_rounded_up_for_vllm_and_means_nothing_in_other_modes(run: Callable[..., Run]) -> None:
+    words = ("launch-args", "vllm", "--device", "gpu", "--lora-rank", "20", "--json")
+    command = run(*words, "--mode", "adapter", "--swap", "paused").document["command"]
+    assert command[-5:] == ["--enable-lora", "--max-loras", "1", "--max-lora-rank", "32"]
+    refused = run(*words)
+    assert refused.status == 2
+    assert "it has a meaning with --mode adapter alone" in " ".join((refused.out + refused.err).split())
+
+
 def test_a_backend_that_takes_no_adapters_lacks_what_that_asks_for(run: Callable[..., Run]) -> None:
-    document = run("launch-args", "vllm", "--json").document
+    document = run("launch-args", "sglang", "--json").document
     backend = get_registry().backend_named(document["backend"])
     assert backend is not None
     assert "receive-adapter" not in {item.value for item in backend.descriptor.capabilities}

@@ -70,6 +70,10 @@ def launch_args(
         SwapChoice | None,
         typer.Option(help="With --mode adapter: how adapters will be swapped; two_slot if left out."),
     ] = None,
+    lora_rank: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --mode adapter: the largest rank of the adapter's modules."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of a shell command.")
     ] = False,
@@ -81,8 +85,9 @@ def launch_args(
     evidence, and what to know besides. Nothing is started. Exit status 1 if the engine cannot be started
     so or a lock is not met, 2 for wrong usage.
     """
-    if swap is not None and mode is not Mode.ADAPTER:
-        raise typer.BadParameter("it has a meaning with --mode adapter alone", param_hint="--swap")
+    for option, value in (("--swap", swap), ("--lora-rank", lora_rank)):
+        if value is not None and mode is not Mode.ADAPTER:
+            raise typer.BadParameter("it has a meaning with --mode adapter alone", param_hint=option)
     wish = LaunchWish(
         engine=engine,
         mode=mode,
@@ -92,6 +97,7 @@ def launch_args(
         python=_interpreter(python),
         address=address,
         swap=_SWAPS[swap or SwapChoice.TWO_SLOT],
+        lora_rank=lora_rank or 0,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # notes and errors say what concerns this engine

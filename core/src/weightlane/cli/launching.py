@@ -35,7 +35,7 @@ _RECEIVE: dict[Capability, Mode] = {Capability(f"receive-{mode.value}"): mode fo
 
 @dataclass(frozen=True, slots=True)
 class LaunchWish:
-    """What the user asked for; None, or "" for `address`, where nothing was said."""
+    """What the user asked for; None, "" for `address` or 0 for `lora_rank`, where nothing was said."""
 
     engine: str
     mode: Mode
@@ -45,6 +45,7 @@ class LaunchWish:
     python: Path | None
     address: str
     swap: SwapPolicy = "two_slot"
+    lora_rank: int = 0
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -108,6 +109,7 @@ def plan_engine_launch(registry: Registry, wish: LaunchWish) -> Launch:
         tensor_parallel=wish.tensor_parallel,
         address=wish.address,
         swap=wish.swap,
+        lora_rank=wish.lora_rank,
     )
     plan = registry.call_plan_launch(selected, context)
     python = str(wish.python or (sys.executable if seen else "python"))

@@ -55,7 +55,15 @@ def reference_here() -> str:
 
 
 _DISTRIBUTION = "weightlane-vllm"
-_CAPABILITIES = frozenset({Capability.RECEIVE_FULL, Capability.RECEIVE_MERGED, Capability.WORKER_AGENT})
+_CAPABILITIES = frozenset(
+    {
+        Capability.RECEIVE_FULL,
+        Capability.RECEIVE_MERGED,
+        Capability.RECEIVE_BASE,
+        Capability.RECEIVE_ADAPTER,
+        Capability.WORKER_AGENT,
+    }
+)
 _TRANSPORTS = (TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE, TransportName.DISK)
 _INSTALL_HINT = "pip install 'weightlane-vllm[vllm]'"
 

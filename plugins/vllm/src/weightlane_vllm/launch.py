@@ -7,11 +7,14 @@ import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from weightlane.adapters import SLOTS_NEEDED
 from weightlane.contexts import LaunchPlan
 from weightlane.errors import PlanError
 from weightlane.front.address import address_problems
 from weightlane.front.socket_folder import proposed_address
+from weightlane.types import Mode
 from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS
+from weightlane_vllm.lora_rank import DEFAULT_RANK, max_lora_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,13 +34,21 @@ _CPU_BUILD = (
 
 
 @dataclass(frozen=True, slots=True)
+class LoraStart:
+    """LoRA on: how many adapters can be used at once, and the largest rank, which is one that vLLM allows."""
+
+    slots: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class FrontStart:
     """One engine behind a front.
 
     `device` "cpu" hides every GPU from the engine. `dtype` "auto" is the checkpoint's; a CPU build takes
     float32 alone with this plugin. `model_length` bounds prompt plus continuation, in tokens; None leaves it
     to the model's own. `cpus` are the cores that a CPU engine may use, shared out evenly among its workers;
-    empty means all that this process may use.
+    empty means all that this process may use. `lora` is None with LoRA off.
     """
 
     model: str
@@ -48,6 +59,7 @@ class FrontStart:
     model_length: int | None = 256
     sequences: int = 8
     cpus: tuple[int, ...] = ()
+    lora: LoraStart | None = None
 
 
 def front_command(start: FrontStart, *, python: str) -> tuple[str, ...]:
@@ -72,7 +84,14 @@ def front_arguments(start: FrontStart) -> tuple[str, ...]:
         *length,
         "--max-num-seqs",
         str(start.sequences),
+        *_lora_arguments(start.lora),
     )
+
+
+def _lora_arguments(lora: LoraStart | None) -> tuple[str, ...]:
+    if lora is None:
+        return ()
+    return ("--enable-lora", "--max-loras", str(lora.slots), "--max-lora-rank", str(lora.rank))
 
 
 def front_environment(start: FrontStart) -> Mapping[str, str]:
@@ -112,10 +131,18 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
     """A multiprocess `LLM` behind a front, in the checkpoint's own dtype, on CPU in float32.
 
     Raises:
-        PlanError: no front can listen on the address.
+        PlanError: no front can listen on the address, or vLLM takes no adapter of this rank.
     """
     address = context.address or proposed_address(context.descriptor.engine)
     problems = address_problems(address)
+    lora: LoraStart | None = None
+    if context.mode is Mode.ADAPTER:
+        try:
+            rank = max_lora_rank(context.lora_rank or DEFAULT_RANK)
+        except PlanError as refusal:
+            problems = [*problems, *refusal.problems]
+        else:
+            lora = LoraStart(SLOTS_NEEDED[context.swap], rank)
     if problems:
         raise PlanError(problems)
     on_cpu = context.facts.device == "cpu"
@@ -126,12 +153,28 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
         tensor_parallel=context.tensor_parallel,
         dtype="float32" if on_cpu else "auto",
         model_length=None,
+        lora=lora,
     )
-    notes = (_SEQUENCES.format(count=start.sequences), _OWN_PROCESS)
+    notes = (*_lora_notes(context, lora), _SEQUENCES.format(count=start.sequences), _OWN_PROCESS)
     return LaunchPlan(
         arguments=front_arguments(start),
         environment=front_environment(start),
         notes=(_CPU_BUILD, *notes) if on_cpu else notes,
         address=address,
         requires=("weightlane-vllm",),
+    )
+
+
+def _lora_notes(context: LaunchContext, lora: LoraStart | None) -> tuple[str, ...]:
+    if lora is None:
+        return ()
+    told = (
+        f"the smallest that vLLM allows for rank {context.lora_rank}"
+        if context.lora_rank
+        else "vLLM's own default, since no rank was told (--lora-rank)"
+    )
+    slots = f"{lora.slots} LoRA slot{'' if lora.slots == 1 else 's'}"
+    return (
+        f"{slots}: what one lane with swap {context.swap} needs. Largest rank {lora.rank}: {told}.",
+        f"In your own process also: enable_lora=True, max_loras={lora.slots}, max_lora_rank={lora.rank}.",
     )

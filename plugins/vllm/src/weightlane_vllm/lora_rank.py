@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 ALLOWED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """`vllm.config.lora.MaxLoRARanks` of 0.27 to 0.32; what is installed is asked where it can be."""
 
+DEFAULT_RANK = 16
+"""vLLM's own `--max-lora-rank` where none is given."""
+
 
 def max_lora_rank(rank: int, allowed: Iterable[int] = ALLOWED_RANKS) -> int:
     """The `--max-lora-rank` for adapters of this rank: the smallest allowed one that is not below it.

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightlane.hookspecs import hookimpl
+from weightlane.types import Phase
 from weightlane_vllm.eras import ERAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from weightlane.adapters import AdapterExpression
     from weightlane.contexts import (
         AgentContext,
         BuildRequestsContext,
         EndpointContext,
+        ExpressAdapterContext,
         FactsContext,
         LaunchContext,
         LaunchPlan,
@@ -73,7 +76,11 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
 
 @hookimpl
 def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
-    """What the loader was seen to do; where nobody could trace it, the static rules."""
+    """What the loader was seen to do; where nobody could trace it, static rules. Adapters have their own."""
+    if context.manifest.phase is Phase.ADAPTER:
+        from weightlane_vllm.adapter_names import map_adapter
+
+        return map_adapter(context)
     if context.table is None:
         from weightlane_vllm.names import map_names
 
@@ -83,6 +90,13 @@ def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
     tied = {item.name: item.tied_to for item in context.worker.expected if item.tied_to}
     dropped = {name: f"the receiver reads {owner} for it" for name, owner in tied.items()}
     return entries_from_table(context.manifest, context.table, dropped)
+
+
+@hookimpl
+def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
+    from weightlane_vllm.adapter_expression import express
+
+    return express(context)
 
 
 @hookimpl

@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         gpu_memory_utilization=options.gpu_memory_utilization,
         enforce_eager=options.enforce_eager == "yes",
         skip_tokenizer_init=True,
+        enable_lora=options.enable_lora,
+        max_loras=options.max_loras,
+        max_lora_rank=options.max_lora_rank,
         worker_extension_cls=WORKER_EXTENSION_CLASS,
     )
     try:
@@ -63,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-model-len", type=int, default=None, help="tokens of prompt and continuation")
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+    parser.add_argument("--enable-lora", action="store_true", help="so that adapters can be received")
+    parser.add_argument("--max-loras", type=int, default=1, help="two for a lane with swap two_slot")
+    parser.add_argument("--max-lora-rank", type=int, default=16, help="the largest rank of any adapter")
     parser.add_argument(
         "--enforce-eager",
         choices=("yes", "no"),
