@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 from weightlane.contexts import RolloutTarget
 from weightlane.errors import EngineError
 from weightlane.facts import EngineFacts
-from weightlane.types import Capability, TransportName
+from weightlane.types import Capability, Phase, TransportName
 from weightlane_vllm import plugin
 from weightlane_vllm.endpoint import open_endpoint
 from weightlane_vllm.requests import FENCE_NOTE, build_program, plan_lifecycle
@@ -49,15 +49,16 @@ def test_the_agent_receives_over_every_transport(transport: TransportName) -> No
 
 
 @pytest.mark.requirement("R82")
-def test_the_cache_is_reset_after_the_last_bucket_and_the_fence_is_called_advisory() -> None:
+@pytest.mark.parametrize("phase", list(Phase))
+def test_the_cache_is_reset_after_the_last_bucket_and_the_fence_is_called_advisory(phase: Phase) -> None:
     facts = EngineFacts(
         engine="vllm", version="0.32.0", source="worker", launch_arguments={"dtype": "bfloat16"}
     )
-    lifecycle = plan_lifecycle(facts)
+    lifecycle = plan_lifecycle(facts, phase)
     assert [call.route for call in lifecycle.settle] == ["reset_prefix_cache"]
     assert not lifecycle.pause
     assert not lifecycle.resume
-    assert FENCE_NOTE in lifecycle.notes
+    assert (FENCE_NOTE in lifecycle.notes) is (phase is not Phase.ADAPTER)
     assert any("bfloat16" in note for note in lifecycle.notes)
 
 

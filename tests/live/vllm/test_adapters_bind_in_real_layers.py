@@ -84,6 +84,13 @@ class TestEveryWorker:
         assert worker["served_again"] == ["default@2"]
         assert worker["unknown"].startswith("LoRAAdapterNotFoundError"), "others are vLLM's own business"
 
+    def test_gives_one_name_to_a_version_that_is_published_again(self, seen: Seen, rank: str) -> None:
+        worker = seen[rank]
+        assert (worker["beside"], worker["first_still"], worker["second_now"]) == ([], [], [])
+        assert worker["one_name"] == ["again@1"]
+        assert worker["one_number"]
+        assert worker["none_left"]
+
     def test_lists_no_half_written_adapter(self, seen: Seen, rank: str) -> None:
         worker = seen[rank]
         assert worker["failed"] == "RuntimeError: in the middle"
@@ -100,6 +107,16 @@ class TestEveryWorker:
         (none,) = worker["none_bound"]
         assert none.startswith("it bound to none of its 14 modules")
         assert worker["one_more"][0] == "it also bound to model.layers.0.mlp.up_proj"
+
+    def test_refuses_modules_that_it_has_no_layer_for_before_anything_is_loaded(
+        self, seen: Seen, rank: str
+    ) -> None:
+        assert seen[rank]["refused"] == [
+            *("r", "base"),
+            *("model.layers.0.self_attn.qkv_proj", "model.layers.0.self_attn.q_norm"),
+            "model.layers.7.mlp.up_proj",
+        ]
+        assert seen[rank]["lora_off"] == ["enable_lora"]
 
     def test_tells_a_scale_that_was_folded_twice(self, seen: Seen, rank: str) -> None:
         worker = seen[rank]

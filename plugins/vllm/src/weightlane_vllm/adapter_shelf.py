@@ -11,7 +11,7 @@ from weightlane_vllm.adapter_supply import AdapterSupply
 from weightlane_vllm.lora_binding import binding_of
 from weightlane_vllm.lora_layers import LoraLayers
 from weightlane_vllm.lora_model import lora_model
-from weightlane_vllm.lora_request import lora_number, lora_request
+from weightlane_vllm.lora_request import lora_number, numbered_request
 
 if TYPE_CHECKING:
     from weightlane.adapter_engine import AdapterLoad
@@ -49,7 +49,7 @@ class AdapterShelf:
                 vLLM's own, the slot is empty then and what was held beside it is untouched.
         """
         self.remove(load.slot)
-        held = _Held(load, lora_number(load.ref.name))
+        held = _Held(load, self._number_beside_others(load))
         self._require_room(held)
         self._held[load.slot] = held
         try:
@@ -59,9 +59,21 @@ class AdapterShelf:
             raise
 
     def serve(self, slot: str) -> None:
-        """Requests may name this slot's adapter from now on."""
-        if slot not in self._held:
+        """Requests may name this slot's adapter from now on.
+
+        One of the very same name makes room first (a trainer that began anew publishes a version again):
+        requests tell the number, so that it changes hands.
+        """
+        held = self._held.get(slot)
+        if held is None:
             raise EngineError(f"Slot {slot} of this vLLM worker holds no adapter.")
+        number = lora_number(held.load.ref.name)
+        if held.number != number:
+            for other in [name for name, item in self._held.items() if item.number == number]:
+                self.remove(other)
+            self.remove(slot)
+            self._held[slot] = _Held(held.load, number)
+            self._add_as_before(self._held[slot])
         self._serving = [other for other in self._serving if other != slot] + [slot]
 
     def remove(self, slot: str) -> None:
@@ -80,17 +92,19 @@ class AdapterShelf:
         """
         loaded = self._worker.list_loras() if self._serving else ()
         for held in map(self._held.__getitem__, self._serving):
-            if held.number in loaded:
-                continue
-            problems = binding_problems(held.load.config, held.load.ref, self._add(held))
-            if problems:
-                raise EngineError(
-                    f"vLLM dropped adapter {held.load.ref.name}, and it could not be loaded again as it was: "
-                    f"{'; '.join(problems)}.",
-                    "Requests that name it would be answered with something else.",
-                    "Sync the adapter again.",
-                )
+            if held.number not in loaded:
+                self._add_as_before(held)
         return tuple(self._held[slot].load.ref for slot in self._serving)
+
+    def _add_as_before(self, held: _Held) -> None:
+        problems = binding_problems(held.load.config, held.load.ref, self._add(held))
+        if problems:
+            raise EngineError(
+                f"Adapter {held.load.ref.name} could not be loaded into vLLM again as it was: "
+                f"{'; '.join(problems)}.",
+                "Requests that name it would be answered with something else.",
+                "Sync the adapter again.",
+            )
 
     def _add(self, held: _Held) -> AdapterBinding:
         """One `add_lora`, whatever lingers under this number removed first: vLLM would keep that instead."""
@@ -98,9 +112,15 @@ class AdapterShelf:
         self._from_memory().offer(held.number, lambda: lora_model(held.load, held.number, layers))
         if held.number in self._worker.list_loras():
             self._worker.remove_lora(held.number)
-        if not self._worker.add_lora(lora_request(held.load.ref)):
+        if not self._worker.add_lora(numbered_request(held.load.ref, held.number)):
             raise EngineError(f"vLLM did not add adapter {held.load.ref.name} and gave no reason.")
         return binding_of(layers, held.load, held.number)
+
+    def _number_beside_others(self, load: AdapterLoad) -> int:
+        """The number that requests will tell, or a spare one while the adapter's own last version has it."""
+        number, name = lora_number(load.ref.name), load.config.name
+        last = any(item.number == number and item.load.config.name == name for item in self._held.values())
+        return lora_number(f"{load.ref.name} in {load.slot}") if last else number
 
     def _require_room(self, held: _Held) -> None:
         name = held.load.ref.name

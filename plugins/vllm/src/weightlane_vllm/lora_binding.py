@@ -47,7 +47,7 @@ def _bound(site: LoraSite, index: int, load: AdapterLoad, module: str) -> BoundM
     if first is None or second is None:
         return None
     lora = load.config.lora_of(module)
-    first, second = (sent.to(held_a.device, held_a.dtype) for sent in site.shard(first, second))
+    first, second = (sent.to(held_a.dtype) for sent in site.shard(first, second))
     if not _equal(held_a, first):
         return None
     scale = _scale(held_b, second, lora)
@@ -59,7 +59,7 @@ def _scale(held: Tensor, sent: Tensor, lora: ModuleLora) -> float | None:
     if _equal(held, sent * lora.scaling):
         return lora.scaling
     inside = held[: sent.shape[0], : sent.shape[1]].double()
-    wanted = sent.double()
+    wanted = sent.to(held.device).double()
     if inside.shape != wanted.shape or bool(held[:, sent.shape[1] :].any()) or not bool(wanted.any()):
         return None
     scale = float((inside * wanted).sum() / (wanted * wanted).sum())

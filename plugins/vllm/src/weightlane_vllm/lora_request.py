@@ -33,6 +33,11 @@ def lora_path(ref: AdapterRef) -> str:
 
 def lora_request(ref: AdapterRef) -> Any:
     """vLLM's `LoRARequest` for what `Lane.adapter_ref` gives: `llm.generate(prompts, lora_request=...)`."""
+    return numbered_request(ref, lora_number(ref.name))
+
+
+def numbered_request(ref: AdapterRef, number: int) -> Any:
+    """The same under another number, for an adapter that no request names yet."""
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(ref.name, lora_number(ref.name), lora_path(ref))
+    return LoRARequest(ref.name, number, lora_path(ref))

@@ -117,7 +117,7 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
     from weightlane_vllm.requests import plan_lifecycle
 
-    return plan_lifecycle(context.facts)
+    return plan_lifecycle(context.facts, context.phase)
 
 
 @hookimpl

@@ -9,6 +9,7 @@ import msgspec
 from weightlane.adapters import AdapterRef
 from weightlane.errors import EngineError, near_names
 from weightlane.failures import Failure, error_of, failure_of
+from weightlane.messages import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +29,9 @@ def tell_served(worker: Any) -> bytes:
     try:
         from weightlane_vllm.adapter_shelf import shelf_of
 
-        return msgspec.msgpack.encode(ServedAdapters(shelf_of(worker).serving()))
+        return encode(ServedAdapters(shelf_of(worker).serving()))
     except Exception as error:  # noqa: BLE001 - the front must hear of it, whatever it is
-        return msgspec.msgpack.encode(failure_of(error, origin=f"worker {worker.rank}"))
+        return encode(failure_of(error, origin=f"worker {worker.rank}"))
 
 
 def chosen_adapter(answers: Sequence[bytes], name: str) -> AdapterRef | None:
@@ -42,7 +43,7 @@ def chosen_adapter(answers: Sequence[bytes], name: str) -> AdapterRef | None:
     """
     served: list[dict[str, AdapterRef]] = []
     for data in answers:
-        answer = msgspec.msgpack.decode(data, type=_Answer)
+        answer: _Answer = decode(data, _Answer, sender="a worker")
         if isinstance(answer, Failure):
             raise error_of(answer)
         served.append({ref.name: ref for ref in answer.adapters})

@@ -14,11 +14,15 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import msgspec
 import torch
 from lora_workers import EVERY, adapter, load_of, worker_of_rank
 
 from weightlane.adapter_check import binding_problems
-from weightlane.peft import ModuleLora, lora_name
+from weightlane.adapters import AdapterExpression, AdapterPlan, TrainedBase
+from weightlane.facts import EngineFacts
+from weightlane.peft import ModuleLora, adapter_of_modules, lora_name
+from weightlane_vllm.adapter_refusals import adapter_problems
 from weightlane_vllm.adapter_shelf import shelf_of
 from weightlane_vllm.lora_binding import binding_of
 from weightlane_vllm.lora_layers import LoraLayers
@@ -137,6 +141,41 @@ def lent_twice(worker: Any, shared: dict[str, torch.Tensor]) -> list[float]:
     return norms
 
 
+def modules_without_a_layer(worker: Any, seen: dict[str, Any]) -> None:
+    """A fused module, one of a layer that is not there, and one of a class that LoRA is not taken for."""
+    named = ("self_attn.qkv_proj", "self_attn.q_norm", "self_attn.q_proj")
+    modules = dict.fromkeys((f"model.layers.0.{name}" for name in named), ModuleLora(16, 8.0))
+    modules["model.layers.7.mlp.up_proj"] = ModuleLora(16, 8.0)
+    config = adapter_of_modules("default", modules)
+    plan = AdapterPlan(config, AdapterExpression("two_slot", "{}"), TrainedBase("b", not_sent="it stays"))
+    lora = worker.vllm_config.lora_config
+    launched = {"enable_lora": "true", "max_lora_rank": str(lora.max_lora_rank)}
+    facts = EngineFacts("vllm", "0", "worker", launch_arguments=launched)
+    found = adapter_problems(worker, plan, facts, receiver="worker 0")
+    seen["refused"] = [problem.subject for problem in found]
+    off = msgspec.structs.replace(facts, launch_arguments={"enable_lora": "false"})
+    seen["lora_off"] = [item.subject for item in adapter_problems(worker, plan, off, receiver="worker 0")]
+
+
+def a_version_is_published_again(worker: Any, seen: dict[str, Any]) -> None:
+    """By a trainer that began anew, with other values: one name and one number, which changes hands."""
+    shelf = shelf_of(worker)
+    layers, number = LoraLayers(worker), lora_number("again@1")
+    first, second = (load_of(f"again.{seed}", adapter("again", seed=seed)) for seed in (0, 1))
+    shelf.remove("default.1")
+    shelf.load(first)
+    shelf.serve(first.slot)
+    seen["beside"] = problems(second, shelf.load(second))
+    seen["first_still"] = problems(first, binding_of(layers, first, number))
+    shelf.serve(second.slot)
+    shelf.remove(first.slot)
+    seen["second_now"] = problems(second, binding_of(layers, second, number))
+    seen["one_name"] = [ref.name for ref in shelf.serving()]
+    seen["one_number"] = worker.list_loras() == {number}
+    shelf.remove(second.slot)
+    seen["none_left"] = not worker.list_loras()
+
+
 def own_ranks(worker: Any, seen: dict[str, Any]) -> None:
     shelf = shelf_of(worker)
     modules = {name: ModuleLora(4, 8.0) for name in EVERY}
@@ -157,6 +196,8 @@ def main() -> None:
             failures_leave_nothing(worker, told)
             wrong_ones_are_told(worker, told)
             own_ranks(worker, told)
+            modules_without_a_layer(worker, told)
+            a_version_is_published_again(worker, told)
     answer.write_text(json.dumps(seen))
 
 
