@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,24 @@ def start(engine: str, python: Path) -> EngineStart:
 def sglang_answers(device: str, folder: Path) -> str:
     """Shell that answers where it imports from with `folder`, and anything else with `device`."""
     return f"""case "$2" in *sys.path*) echo '["{folder}"]';; *) echo {device};; esac"""
+
+
+@pytest.mark.parametrize(("rank", "allowed"), [(0, ""), (4, "8"), (16, "16")])
+def test_vllm_has_slots_for_an_adapter_where_one_is_to_be_sent(
+    fake_python: Any, monkeypatch: pytest.MonkeyPatch, rank: int, allowed: str
+) -> None:
+    given: list[tuple[str, ...]] = []
+
+    @contextmanager
+    def fake_start(command: tuple[str, ...], *args: object, **options: object) -> Iterator[None]:
+        given.append(command)
+        yield
+
+    monkeypatch.setattr(engines, "start_front_process", fake_start)
+    with start_engine(replace(start("vllm", fake_python("echo cpu")), lora_rank=rank)):
+        (command,) = given
+    lora = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", allowed)
+    assert command[-5:] == lora if rank else "--enable-lora" not in command
 
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])

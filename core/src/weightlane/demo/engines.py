@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from weightlane.adapters import SLOTS_NEEDED
 from weightlane.demo.interpreter import has_gpu, import_folders, require_distributions
 from weightlane.errors import EngineError
 from weightlane.front.process import last_lines, start_front_process
@@ -36,12 +37,13 @@ class RunningEngine:
 @dataclass(frozen=True, slots=True)
 class EngineStart:
     """What to start and where: `python` is the interpreter of the engine's environment, `folder` a private
-    one for socket and log."""
+    one for socket and log. `lora_rank` is that of the adapter it is to receive, 0 for none."""
 
     engine: str
     model: Path
     python: Path
     folder: Path
+    lora_rank: int = 0
 
 
 def start_engine(start: EngineStart) -> AbstractContextManager[RunningEngine]:
@@ -84,12 +86,14 @@ def _start_reference(start: EngineStart) -> Iterator[RunningEngine]:
 @contextmanager
 def _start_vllm(start: EngineStart) -> Iterator[RunningEngine]:
     # Imported here: the plugins stand on this distribution, which runs without them.
-    from weightlane_vllm.launch import FrontStart, front_command, front_environment
+    from weightlane_vllm.launch import FrontStart, LoraStart, front_command, front_environment
+    from weightlane_vllm.lora_rank import max_lora_rank
 
     require_distributions(start.python, start.engine, "weightlane-vllm", fix="weightlane-vllm")
     address, log = f"unix:{start.folder}/engine.sock", start.folder / "engine.log"
     device: Literal["cpu", "gpu"] = "gpu" if has_gpu(start.python, start.engine) else "cpu"
-    front = FrontStart(model=str(start.model), address=address, device=device, sequences=_SEQUENCES)
+    lora = LoraStart(SLOTS_NEEDED["two_slot"], max_lora_rank(start.lora_rank)) if start.lora_rank else None
+    front = FrontStart(str(start.model), address, device, sequences=_SEQUENCES, lora=lora)
     with start_front_process(
         front_command(front, python=str(start.python)),
         address,

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from weightlane.demo.engines import EngineStart, RunningEngine, own_python, start_engine
 from weightlane.demo.messages import Closing, Connected, LastProbs, ModelReady, StepReport, Task
+from weightlane.demo.model import LORA_RANK
 from weightlane.demo.ranks import start_trainer_ranks
 from weightlane.demo.settings import LIMITS, RANKS, lesson_for
 from weightlane.demo.verdict import Verdict, broken, judge
 from weightlane.errors import ProtocolError, WeightlaneError
 from weightlane.front.socket_folder import socket_folder
+from weightlane.types import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +121,9 @@ def _engine(settings: DemoSettings, model: Path, folder: Path) -> Iterator[Runni
     if settings.url:
         yield RunningEngine(settings.url)
         return
-    start = EngineStart(settings.rollout, model, settings.rollout_python or own_python(), folder)
+    python = settings.rollout_python or own_python()
+    rank = LORA_RANK if settings.mode == Mode.ADAPTER.value else 0
+    start = EngineStart(settings.rollout, model, python, folder, lora_rank=rank)
     with start_engine(start) as engine:
         yield engine
 
