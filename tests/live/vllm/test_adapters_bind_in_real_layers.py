@@ -69,6 +69,11 @@ class TestEveryWorker:
         assert worker["adds"] == 1
         assert worker["tensors_untouched"]
 
+    def test_adds_what_the_formula_adds(self, seen: Seen, rank: str) -> None:
+        formula = seen[rank]["formula"]
+        assert formula["compared"] == (14 if rank == "0 of 1" else 10)
+        assert formula["off"] <= 1e-5
+
     def test_serves_the_old_one_until_the_new_one_is_and_then_frees_it(self, seen: Seen, rank: str) -> None:
         worker = seen[rank]
         assert worker["served_meanwhile"] == ["default@1"]

@@ -176,6 +176,36 @@ def a_version_is_published_again(worker: Any, seen: dict[str, Any]) -> None:
     seen["none_left"] = not worker.list_loras()
 
 
+def layers_add_what_the_formula_adds(worker: Any, rank: int, workers: int, seen: dict[str, Any]) -> None:
+    """Through vLLM's own mapping and kernels; of layers whose outputs are sharded, so that a rank has rows.
+
+    At tensor parallel 1 that is every layer. The shards are cut here by hand, not by vLLM's own slicing.
+    """
+    shelf = shelf_of(worker)
+    made = load_of("default.0", adapter(version=8, seed=8))
+    shelf.load(made)
+    number, layers = lora_number(made.ref.name), LoraLayers(worker)
+    worker.model_runner._set_active_loras((number,), (number,) * 3, {lora_request(made.ref)})
+    worst, largest, compared = 0.0, 0.0, 0
+    for module in made.config.target_modules:
+        if workers > 1 and module.endswith(("o_proj", "down_proj")):
+            continue  # their inputs are sharded, and the sum over ranks needs all of them
+        site = layers.sites()[layers.receiver_name(module)]
+        first, second = made.tensors[lora_name(module, "A")], made.tensors[lora_name(module, "B")]
+        inputs = torch.randn(3, first.shape[1], generator=torch.Generator().manual_seed(compared))
+        layer, part = site.layer, site.piece or 0
+        output = torch.zeros(3, sum(layer.output_slices))
+        layer.punica_wrapper.add_lora_linear(
+            output, inputs, layer.lora_a_stacked, layer.lora_b_stacked, 1.0, layer.output_slices
+        )
+        added = output.split(list(layer.output_slices), 1)[part]
+        wanted = 2.0 * (inputs @ first.T @ second.chunk(workers)[rank].T)
+        worst = max(worst, float((added - wanted).abs().max()))
+        largest, compared = max(largest, float(wanted.abs().max())), compared + 1
+    seen["formula"] = {"off": worst / largest, "compared": compared}
+    shelf.remove(made.slot)
+
+
 def own_ranks(worker: Any, seen: dict[str, Any]) -> None:
     shelf = shelf_of(worker)
     modules = {name: ModuleLora(4, 8.0) for name in EVERY}
@@ -198,6 +228,7 @@ def main() -> None:
             own_ranks(worker, told)
             modules_without_a_layer(worker, told)
             a_version_is_published_again(worker, told)
+            layers_add_what_the_formula_adds(worker, rank, workers, told)
     answer.write_text(json.dumps(seen))
 
 
