@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from weightlane.front.process import FrontProcess, start_front_process
-from weightlane_vllm.launch import FrontStart, front_command, front_environment
+from weightlane_vllm.launch import FrontStart, LoraStart, front_command, front_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,11 +58,11 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def start_front(
     vllm_python: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[Path, int], AbstractContextManager[FrontProcess]]:
+) -> Callable[..., AbstractContextManager[FrontProcess]]:
     """Starts vLLM on a folder at a tensor-parallel size; the block's end ends it and its workers."""
 
     @contextmanager
-    def start(model: Path, tensor_parallel: int) -> Iterator[FrontProcess]:
+    def start(model: Path, tensor_parallel: int, lora: LoraStart | None = None) -> Iterator[FrontProcess]:
         # A socket's path is limited to about 100 bytes, which pytest's own folders can exceed.
         with tempfile.TemporaryDirectory(prefix="wl-") as private:
             front = FrontStart(
@@ -69,6 +70,7 @@ def start_front(
                 address=f"unix:{private}/front",
                 device="cpu",
                 tensor_parallel=tensor_parallel,
+                lora=lora,
             )
             with start_front_process(
                 front_command(front, python=str(vllm_python)),
@@ -90,6 +92,15 @@ def tiny_front(
     tiny_folder: Path,
 ) -> Iterator[FrontProcess]:
     with start_front(tiny_folder, request.param) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def lora_front(
+    start_front: Callable[..., AbstractContextManager[FrontProcess]], tiny_folder: Path
+) -> Iterator[FrontProcess]:
+    """Two workers with room for two adapters under swap `two_slot`."""
+    with start_front(tiny_folder, 2, LoraStart(slots=4, rank=8)) as process:
         yield process
 
 
@@ -145,6 +156,31 @@ class Trainer:
         return rows
 
 
+class AdapterTrainer(Trainer):
+    """A base that stays, wrapped by peft; the adapter on all of its linear layers changes."""
+
+    def __init__(self, folder: Path, name: str = "default", **fields: Any) -> None:
+        super().__init__(folder)
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": "all-linear", **fields})
+        with warnings.catch_warnings():
+            # peft asks transformers for a name that the latter is about to drop.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            self.model = get_peft_model(self.model, config, adapter_name=name).train(mode=False)
+        self.change(seed=0)
+
+    @torch.no_grad()
+    def change(self, seed: int, scale: float = 0.1) -> float:
+        """Moves every matrix; gives by how much that moved the model's own log-probs."""
+        before = self.truth(PROBE_PROMPTS, 4)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.model.named_parameters():
+            if ".lora_" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+        return _largest_difference(self._logprobs_of(before), before.logprobs)
+
+
 def _largest_difference(some: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> float:
     return max(
         abs(one - other)
@@ -157,3 +193,9 @@ def _largest_difference(some: Sequence[Sequence[float]], others: Sequence[Sequen
 def trainer_of() -> type[Trainer]:
     """Makes a trainer from a checkpoint folder."""
     return Trainer
+
+
+@pytest.fixture
+def adapter_trainer_of() -> type[AdapterTrainer]:
+    """Makes a trainer of an adapter from a checkpoint folder."""
+    return AdapterTrainer

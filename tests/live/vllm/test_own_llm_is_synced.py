@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,38 @@ def test_an_engine_handle_is_synced_in_place(
         assert sync["moved"]
         assert sync["same_tokens"]
         assert sync["distance"] <= 1e-4
+    if lora == "on":
+        adapters_are_the_trainers(seen["adapters"], older=older)
+
+
+def adapters_are_the_trainers(seen: dict[str, Any], *, older: bool) -> None:
+    for swap in ("two_slot", "paused"):
+        for number, sync in enumerate(seen[swap]):
+            the_adapter_arrived(sync)
+            assert sync["version"] == number + 1
+            # Full syncs came before, so that the first lane finds another base.
+            first = number == 0 and swap == "two_slot"
+            assert sync["phases"] == (["base", "adapter"] if first else ["adapter"])
+            assert sync["base_unchanged"] is not first
+        wrong = seen[f"{swap}-wrong"]
+        assert "its scale is 2, but the engine applies" in wrong["folded_twice"]["error"]
+        assert "it bound to 7 of 14 modules" in wrong["half"]["error"]
+        assert wrong["folded_twice"]["symptom"] >= 1e-2
+        assert wrong["half"]["symptom"] >= 1e-2
+        assert wrong["afterwards"] <= 1e-4
+    failed = seen["failed"]
+    assert "in the middle" in failed["error"]
+    assert (failed["same_name"], failed["held"]) == (True, 1)
+    assert failed["old_serves"] <= 1e-4
+    the_adapter_arrived(failed["next"])
+    assert seen["dropped"]["held"] == 0
+    assert seen["dropped"]["distance"] <= 1e-4
+    the_adapter_arrived(seen["patterns"])
+    assert seen["patterns"]["form"] == ("normal" if older else "as-trained")
+
+
+def the_adapter_arrived(sync: dict[str, Any]) -> None:
+    assert sync["moved"]
+    assert sync["distance"] <= 1e-4
+    assert sync["through_us"] <= 1e-4
+    assert sync["held"] == 1

@@ -2,7 +2,7 @@
 
 One lane after the other, one for each transport:
 
-python sync_own_llm.py MODEL ANSWER LORA TRANSPORT...     (LORA: on or off; no adapter is ever loaded)
+python sync_own_llm.py MODEL ANSWER LORA TRANSPORT...     (LORA: on or off; if on, adapters are synced too)
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def main() -> None:
 
     import weightlane as wl
 
-    with_lora: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8} if lora == "on" else {}
+    with_lora: dict[str, Any] = {}
+    if lora == "on":
+        with_lora = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
     llm = LLM(
         model=model_folder,
         dtype="float32",
@@ -87,7 +89,12 @@ def main() -> None:
     for transport in transports:
         sync_twice(transport)
     alive = of_the_owner()[0] == truth()[0]  # closing the lane lets go of the engine, not more
-    Path(answer).write_text(json.dumps({"syncs": seen, "alive": alive}))
+    adapters: dict[str, Any] = {}
+    if lora == "on":
+        from adapters_of_own_llm import sync_adapters
+
+        adapters = sync_adapters(llm, model_folder)
+    Path(answer).write_text(json.dumps({"syncs": seen, "alive": alive, "adapters": adapters}))
 
 
 if __name__ == "__main__":
