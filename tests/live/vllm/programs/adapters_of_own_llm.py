@@ -182,7 +182,11 @@ def wrong_loads(owner: Owner, policy: Policy, lane: Lane) -> dict[str, Any]:
     for number, (name, broken) in enumerate((("folded_twice", folded_twice), ("half", half))):
         with mock.patch.object(adapter_shelf, "lora_model", broken):
             error = raised(lambda number=number: lane.sync(version=10 + number))  # type: ignore[misc]
-            with mock.patch("weightlane.adapter_swap.binding_problems", return_value=[]):
+            # The worker looks before it serves, and the controller looks again at what it was told.
+            with (
+                mock.patch("weightlane.adapter_swap.binding_problems", return_value=[]),
+                mock.patch("weightlane.verify.binding_problems", return_value=[]),
+            ):
                 lane.sync(version=20 + number)
             symptom = distance(truth, owner.says(lane.adapter_ref()))
         seen[name] = {"error": error, "symptom": symptom}
