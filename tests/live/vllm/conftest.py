@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 import warnings
 from contextlib import contextmanager
@@ -59,15 +60,25 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start_front(
     vllm_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., AbstractContextManager[FrontProcess]]:
-    """Starts vLLM on a folder at a tensor-parallel size; the block's end ends it and its workers."""
+    """Starts vLLM on a folder at a tensor-parallel size; the block's end ends it and its workers.
+
+    `address` is where one has been before; `older` is the folder of another vLLM.
+    """
 
     @contextmanager
-    def start(model: Path, tensor_parallel: int, lora: LoraStart | None = None) -> Iterator[FrontProcess]:
+    def start(
+        model: Path,
+        tensor_parallel: int,
+        lora: LoraStart | None = None,
+        *,
+        address: str = "",
+        older: Path | None = None,
+    ) -> Iterator[FrontProcess]:
         # A socket's path is limited to about 100 bytes, which pytest's own folders can exceed.
         with tempfile.TemporaryDirectory(prefix="wl-") as private:
             front = FrontStart(
                 model=str(model),
-                address=f"unix:{private}/front",
+                address=address or f"unix:{private}/front",
                 device="cpu",
                 tensor_parallel=tensor_parallel,
                 lora=lora,
@@ -77,30 +88,36 @@ def start_front(
                 front.address,
                 log=tmp_path_factory.mktemp("logs") / f"vllm-{next(_numbers)}.log",
                 ready_timeout_seconds=START_SECONDS,
-                environment=front_environment(front),
+                environment={**front_environment(front), **_with_older(older)},
             ) as process:
                 yield process
 
     return start
 
 
+def _with_older(older: Path | None) -> dict[str, str]:
+    if older is None:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(older), os.environ.get("PYTHONPATH"))))}
+
+
 # TP 2 alone: TP 1 is what the real model, the kills and the demo run at, and each start costs a minute.
 @pytest.fixture(scope="session", params=[2], ids=["tp2"])
 def tiny_front(
     request: pytest.FixtureRequest,
-    start_front: Callable[[Path, int], AbstractContextManager[FrontProcess]],
+    start_front: Callable[..., AbstractContextManager[FrontProcess]],
     tiny_folder: Path,
 ) -> Iterator[FrontProcess]:
     with start_front(tiny_folder, request.param) as process:
         yield process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lora_front(
     start_front: Callable[..., AbstractContextManager[FrontProcess]], tiny_folder: Path
 ) -> Iterator[FrontProcess]:
     """Two workers with room for two adapters under swap `two_slot`."""
-    with start_front(tiny_folder, 2, LoraStart(slots=4, rank=8)) as process:
+    with start_front(tiny_folder, 2, LoraStart(slots=4, rank=16)) as process:
         yield process
 
 

@@ -63,34 +63,3 @@ def test_the_real_model_stays_in_step_at_tp_2(models_dir: Path, start_front: Sta
     with start_front(model, 2) as front:
         found = in_step(model, front, ranks=2, syncs=10)
     assert all("digests equal on 2" in parity.verified[0] for parity in found)
-
-
-@pytest.mark.requirement("R16")
-@pytest.mark.parametrize(
-    ("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "replicated"), (4, "partitioned")]
-)
-def test_from_one_two_and_four_ranks_to_tp_2(
-    tiny_front: FrontProcess, tiny_folder: Path, ranks: int, placement: str
-) -> None:
-    found = run_parity(
-        model=tiny_folder,
-        engine="vllm",
-        url=tiny_front.address,
-        ranks=ranks,
-        syncs=3,
-        seconds=300,
-        options={"placement": placement, "bucket-bytes": 1 << 16},
-    )
-    assert all("digests equal on 2" in parity.verified[0] for parity in found)
-
-
-def test_by_value_instead_of_the_ring(tiny_front: FrontProcess, tiny_folder: Path) -> None:
-    run_parity(
-        model=tiny_folder,
-        engine="vllm",
-        url=tiny_front.address,
-        ranks=1,
-        syncs=2,
-        seconds=300,
-        options={"transport": "inline", "bucket-bytes": 1 << 18},
-    )

@@ -66,6 +66,7 @@ class Arguments:
     engine_model: str
     trainer: str
     mode: Literal["full", "merged", "adapter"]
+    swap: Literal["two_slot", "paused"] | None
     training: Training
     learning_rate: float
 
@@ -106,6 +107,7 @@ def run(arguments: Arguments) -> bool:
         mode=arguments.mode,
         transport=arguments.transport,
         bucket_bytes=arguments.bucket_bytes,
+        swap=arguments.swap,
     )
     with lane:
         if rank == 0:
@@ -252,6 +254,7 @@ def main() -> int:
     parser.add_argument("--engine-model", default="")
     parser.add_argument("--trainer", default="torch", choices=("torch", "fsdp"))
     parser.add_argument("--mode", default="full", choices=("full", "merged", "adapter"))
+    parser.add_argument("--swap", default=None, choices=("two_slot", "paused"))
     parser.add_argument("--training", default="noise", choices=("noise", "optimizer"))
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     arguments = Arguments(**vars(parser.parse_args()))

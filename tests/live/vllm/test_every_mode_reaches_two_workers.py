@@ -1,0 +1,104 @@
+"""Pairs of mode, trainer, ranks, transport and swap policy, each into both workers of tensor parallel 2.
+
+Every way that a tiny model can go is taken once with each of the others' kinds; each sync moves the trainer's
+log-probs and the engine follows to within 1e-4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from weightlane.testing.parity_run import run_parity
+from weightlane_vllm.launch import LoraStart
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from weightlane.front.process import FrontProcess
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+
+SYNCS = 3
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of weights; `phases` are those of the first sync, of which a later one has the last alone."""
+
+    ranks: int
+    options: dict[str, str | int]
+    phases: tuple[str, ...] = ("full",)
+    plan_says: str = "coverage proven"
+    marks: tuple[pytest.MarkDecorator, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        return "-".join([*(str(value) for value in self.options.values()), f"from-{self.ranks}"])
+
+
+def cases(*ways: Way) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("way", [pytest.param(way, id=way.name, marks=way.marks) for way in ways])
+
+
+def followed(way: Way, model: Path, front: FrontProcess) -> None:
+    found = run_parity(
+        model=model,
+        engine="vllm",
+        url=front.address,
+        ranks=way.ranks,
+        syncs=SYNCS,
+        seconds=400,
+        options={"bucket-bytes": 1 << 16, **way.options},
+        plan_says=way.plan_says,
+    )
+    assert [parity.phases for parity in found] == [way.phases, *[way.phases[-1:]] * (SYNCS - 1)]
+    assert all("digests equal on 2" in parity.verified[0] for parity in found)
+
+
+@pytest.mark.requirement("R16")
+@cases(
+    Way(1, {"transport": "inline"}),
+    Way(2, {"transport": "shm"}),
+    Way(4, {"transport": "disk"}),
+    Way(4, {"transport": "shm", "placement": "partitioned"}),
+)
+def test_full_weights_without_lora(tiny_front: FrontProcess, tiny_folder: Path, way: Way) -> None:
+    followed(way, tiny_folder, tiny_front)
+
+
+SHARDED: dict[str, str | int] = {"trainer": "fsdp", "training": "optimizer"}
+ADAPTER: dict[str, str | int] = {"mode": "adapter", "learning-rate": 0.05}
+# In this order: each leaves a base in the engine that the next one's trainer does not have.
+WITH_LORA = (
+    Way(2, {**SHARDED, "mode": "full"}),
+    Way(2, {**SHARDED, **ADAPTER, "swap": "two_slot"}, phases=("base", "adapter")),
+    Way(1, {"mode": "merged", "noise": 0.3, "transport": "inline"}, phases=("merged",)),
+    Way(1, {"mode": "adapter", "noise": 1, "swap": "paused"}, phases=("base", "adapter")),
+)
+
+
+@pytest.mark.requirement("R91", part="FSDP, three syncs of a small model at TP 2")
+@cases(*WITH_LORA)
+def test_with_lora_on(lora_front: FrontProcess, tiny_folder: Path, way: Way) -> None:
+    followed(way, tiny_folder, lora_front)
+
+
+@pytest.fixture(scope="module")
+def older_front(
+    start_front: Callable[..., AbstractContextManager[FrontProcess]], tiny_folder: Path, vllm_older: Path
+) -> Iterator[FrontProcess]:
+    """The era of `.base_layer` names."""
+    with start_front(tiny_folder, 2, LoraStart(slots=4, rank=16), older=vllm_older) as process:
+        yield process
+
+
+@cases(*WITH_LORA[:2])
+def test_with_lora_on_before_wrappers_loaded_themselves(
+    older_front: FrontProcess, tiny_folder: Path, way: Way
+) -> None:
+    followed(way, tiny_folder, older_front)
