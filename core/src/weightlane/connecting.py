@@ -33,7 +33,7 @@ def connect(
     rollout: Sequence[RolloutSpec] | None,
     mode: Mode | Literal["full", "merged", "adapter"] = Mode.FULL,
     verify: VerifyLevel = "digest",
-    transport: TransportName | Literal["inprocess", "shm", "inline", "disk"] | None = None,
+    transport: TransportName | Literal["inprocess", "cuda_ipc", "shm", "inline", "disk"] | None = None,
     folder: str = "",
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     missing_replicas: MissingPolicy = "fail",
