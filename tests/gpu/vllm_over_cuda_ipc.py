@@ -79,7 +79,7 @@ class Proof:
 
     def engine(self, name: str, model: Path) -> FrontEndpoint:
         """Starts one, and keeps it until the end."""
-        address = f"unix:{self.scratch}/{name}"
+        address = f"unix:{self.scratch}/{name}.sock"
         python = self.options.engine_python
         words = [python, str(HERE / "probed_engine.py"), "--model", str(model), "--address", address]
         environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
