@@ -192,13 +192,20 @@ class Proof:
             lane.sync(version=1000)
             self.same_as_started("full, after twelve more", self.hashes(synced), self.hashes(trained))
 
-    def merged(self, synced: FrontEndpoint, merged: FrontEndpoint, wrapped: Any) -> None:
+    def merged(
+        self, synced: FrontEndpoint, trained: FrontEndpoint, merged: FrontEndpoint, wrapped: Any
+    ) -> None:
         lane = self.connect(wrapped, synced, "merged")
         with self.closing("merged", lane):
             with self.timed("merged: first sync"):
                 report = lane.sync(version=2000)
             self.figures["merged"] = {"verified": str(report.replicas[0].verified), "bytes": report.nbytes}
-            self.same_as_started("merged", self.hashes(synced), self.hashes(merged))
+            held = self.hashes(synced)
+            self.same_as_started("merged", held, self.hashes(merged))
+            unlike = differing(held[0]["live"], self.hashes(trained)[0]["live"])
+            self.check(
+                "merged: control, the engine as trained holds other bits", len(unlike) > 0, len(unlike)
+            )
             self.same_words("merged", synced, merged, None, None)
             self.ten_syncs("merged", lane, wrapped, change_adapter, 2000)
             change_adapter(wrapped, 5)
@@ -286,7 +293,7 @@ class Proof:
         wrapped.save_pretrained(folders.adapter)
         save_checkpoint(folders.merged, model, exported_tensors(wrapped, Phase.MERGED))
         merged = self.engine("merged", folders.merged)
-        self.attempt("merged", self.merged, synced, merged, wrapped)
+        self.attempt("merged", self.merged, synced, trained, merged, wrapped)
         change_adapter(wrapped, 5)
         self.attempt("adapter", self.adapter, synced, trained, wrapped, folders)
 
