@@ -9,6 +9,7 @@ import pytest
 from weightlane.errors import EngineError
 from weightlane.probes import NotViable, Viable
 from weightlane_vllm.adapter_supply import AdapterSupply, probe_adapter_supply
+from weightlane_vllm.lora_layers import renames_alone
 from weightlane_vllm.lora_model import arguments_for
 
 
@@ -70,3 +71,22 @@ def test_the_change_is_refused_where_the_method_is_another() -> None:
     assert isinstance(probe_adapter_supply(object()), NotViable)
     taking_more = type("FakeOther", (), {"_load_adapter": lambda self, lora_request, more: None})
     assert isinstance(probe_adapter_supply(taking_more()), NotViable)
+
+
+class TestNamesOfAnAdapter:
+    """Go through a model class's renames and never through its stacking, whichever mapper the version has."""
+
+    @pytest.mark.parametrize("method", ["get_rename_mapper", "get_unstacked_mapper"])
+    def test_by_the_mapper_s_own_answer_where_it_stacks(self, method: str) -> None:
+        fields = {"orig_to_new_stacked": {}, method: lambda self: "renames"}
+        assert renames_alone(type("FakeMapper", (), fields)()) == "renames"
+
+    def test_by_the_mapper_itself_where_it_knows_no_stacking(self) -> None:
+        mapper = type("FakeMapperOf023", (), {"orig_to_new_prefix": {}})()
+        assert renames_alone(mapper) is mapper
+        assert renames_alone(None) is None
+
+    def test_not_by_one_that_stacks_and_tells_nothing_else(self) -> None:
+        mapper = type("FakeMapper", (), {"orig_to_new_stacked": {}})()
+        with pytest.raises(EngineError, match="has orig_to_new_stacked and none of get_rename_mapper"):
+            renames_alone(mapper)

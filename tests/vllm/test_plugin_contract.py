@@ -21,7 +21,8 @@ from weightlane_vllm.requests import FENCE_NOTE, build_program, plan_lifecycle
 def test_one_backend_of_two_eras() -> None:
     descriptor, older = plugin.weightlane_register_backends()
     assert (older.name, older.engine, older.era) == ("vllm", "vllm", "base-layer-names")
-    assert list(older.versions.filter(["0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.32.0"])) == ["0.27.1"]
+    taken = older.versions.filter(["0.22.1", "0.23.0", "0.25.1", "0.27.1", "0.28.0", "0.32.0"])
+    assert list(taken) == ["0.23.0", "0.25.1", "0.27.1"]
     assert descriptor.capabilities - older.capabilities == {Capability.WEIGHT_VERSION}
     assert (descriptor.name, descriptor.role, descriptor.engine) == ("vllm", "rollout", "vllm")
     assert descriptor.versions == SpecifierSet(">=0.28,<0.33")

@@ -12,26 +12,32 @@ if TYPE_CHECKING:
 
     from weightlane.agent_state import Attached
     from weightlane.buckets import BucketLayout
+    from weightlane.incoming import IncomingRing
     from weightlane.messages import LoadInline, ReceivePlan
-    from weightlane.ring import RingReader
 
 
-def open_ring(plan: ReceivePlan, worker: int) -> RingReader | None:
+def open_ring(plan: ReceivePlan, worker: int) -> IncomingRing | None:
     """This worker's end of the lane's ring; None where the transport is another.
 
     Raises:
         ProtocolError: the plan has no ring for this worker, or it cannot be opened.
+        SyncError: memory of the GPU cannot be mapped.
     """
-    if plan.transport != "shm":
+    if plan.transport not in ("shm", "cuda_ipc"):
         return None
-    from weightlane.ring import RingReader
-
     path = plan.ring.get(worker)
     if path is None:
         raise ProtocolError(
             f"The plan of lane {plan.lane} has no ring for worker {worker}.",
             f"It has rings for workers {sorted(plan.ring)}.",
         )
+    if plan.transport == "cuda_ipc":
+        from weightlane.transports.cuda_ipc import CudaIpcReader
+        from weightlane.transports.cuda_memory import CudaMemories
+
+        return CudaIpcReader(plan, worker, path, CudaMemories())
+    from weightlane.ring import RingReader
+
     return RingReader(path, slot_sizes(plan.buckets))
 
 
@@ -43,11 +49,12 @@ def require_folder(plan: ReceivePlan) -> None:
         require_lane_folder(plan.folder)
 
 
-def require_ring(attached: Attached) -> RingReader:
+def require_ring(attached: Attached) -> IncomingRing:
     """The lane's ring; raises ProtocolError where its transport is another."""
     if attached.ring is None:
         raise ProtocolError(
-            f"Lane {attached.plan.lane} has no ring on this worker.", "Its transport is not shm."
+            f"Lane {attached.plan.lane} has no ring on this worker.",
+            f"Its transport is {attached.plan.transport}.",
         )
     return attached.ring
 

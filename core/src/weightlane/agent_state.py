@@ -13,23 +13,23 @@ from weightlane.messages import ReceiveReport
 if TYPE_CHECKING:
     from weightlane.adapter_collector import AdapterCollector
     from weightlane.adapters import AdapterBinding, TrainedBase
+    from weightlane.incoming import IncomingRing
     from weightlane.messages import ReadBack, ReceivePlan
     from weightlane.packing import WireDigest
-    from weightlane.ring import RingReader
     from weightlane.trace.read_back import ReadBackCheck
     from weightlane.trace.table import PlacementTable
 
 
 @dataclass(slots=True)
 class Attached:
-    """A lane's plan on this worker, and the ring it reads (`shm`).
+    """A lane's plan on this worker, and the ring it reads (`shm`, `cuda_ipc`).
 
     `last_sync` is the last one that it has opened, `table` that of the plan, where a sync is to be read back,
     `was_read_back` whether one was.
     """
 
     plan: ReceivePlan
-    ring: RingReader | None = None
+    ring: IncomingRing | None = None
     last_sync: int = 0
     table: PlacementTable | None = None
     was_read_back: bool = False

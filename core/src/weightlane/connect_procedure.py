@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from weightlane.replica_session import ReplicaSession
     from weightlane.transports.disk_folder import LaneFolder
     from weightlane.transports.disk_receivers import FolderReceivers
-    from weightlane.transports.shm import ShmSink
+    from weightlane.transports.ring_sink import RingSink
     from weightlane.transports.sink import Sink
     from weightlane.types import BackendDescriptor, Mode
     from weightlane.wishes import Wishes
@@ -72,7 +72,7 @@ class ConnectProcedure:
         self._registry: Registry = get_registry()
         self._replicas: tuple[OpenReplica, ...] = ()
         self._basis: PlanBasis | None = None
-        self._rings: list[ShmSink] = []
+        self._rings: list[RingSink] = []
         self._sessions: list[ReplicaSession] = []
         self._folder: LaneFolder | None = None
         self._folder_receivers: FolderReceivers | None = None
@@ -208,7 +208,7 @@ class ConnectProcedure:
 
             self._folder = open_lane_folder(plan.lane, plan.folder, self._bounds.connect)
         open_rings(plan, self._channel, range(len(plan.replicas)), self._rings)
-        return Ready(tuple(RingPlace(ring.replica, ring.worker, ring.path) for ring in self._rings))
+        return Ready(tuple(ring.place for ring in self._rings))
 
     def _everyone_ready(self) -> Go:
         self._gather_ready()
@@ -251,8 +251,7 @@ class ConnectProcedure:
                 plan, replica.number, replica.endpoint, self._bounds, tables=replica.tables
             )
             self._sessions.append(session)
-            rings = {place.worker: place.path for place in places if place.replica == replica.number}
-            session.attach(rings, self._folder.path if self._folder else "")
+            session.attach(places, self._folder.path if self._folder else "")
 
     def _mover(self, plan: LanePlan, selected: Selected | None, export: ExportContext | None) -> Mover:
         from weightlane.moving import ALL_REPLICAS, Mover

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from weightlane.control import RankPlace
+from weightlane.device_memory import DeviceMemoryHandle
 from weightlane.manifest import RankManifest
 from weightlane.messages import ReadBack, ReceiveReport
 from weightlane.plan import LanePlan
@@ -27,11 +28,12 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan
 
 
 class RingPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ring that a rank made for one worker of one replica."""
+    """A ring that a rank made for one worker of one replica; over `cuda_ipc` with memory of their GPU."""
 
     replica: int
     worker: int
     path: str
+    memory: DeviceMemoryHandle | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):

@@ -82,7 +82,7 @@ class RankManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `base` belong to phase ADAPTER: what the tensors are, and the digest of each base tensor that is not sent.
     `groups` are the sets of ranks, this one among them, in which its export gathers besides the one of all
     ranks; the lane makes them at connect, with `group_backend`, so that they can be given up without harm to
-    a group of the user's.
+    a group of the user's. `gpu_uuid` is the GPU that all of its tensors come from, "" where there is no such.
     """
 
     rank: int
@@ -98,6 +98,7 @@ class RankManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: dict[str, str] = {}
     group_backend: GroupBackend = "gloo"
     groups: tuple[tuple[int, ...], ...] = ()
+    gpu_uuid: str = ""
 
 
 class TrainedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from weightlane.rejoin import plan_with
 from weightlane.residency import ReplicaResidency, ask_together
-from weightlane.types import Phase, TransportName
+from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightlane.rejoin import PlanBasis
     from weightlane.replica_session import ReplicaSession
     from weightlane.transports.disk_receivers import FolderReceivers
-    from weightlane.transports.shm import ShmSink
+    from weightlane.transports.ring_sink import RingSink
     from weightlane.transports.sink import Sink
 
 
@@ -115,22 +115,22 @@ class Membership:
 
 
 def open_rings(
-    plan: LanePlan, channel: ControlChannel, replicas: Collection[int], opened: list[ShmSink]
+    plan: LanePlan, channel: ControlChannel, replicas: Collection[int], opened: list[RingSink]
 ) -> None:
     """Adds to `opened` a ring, beating, for each worker of `replicas` that this rank feeds through one."""
-    from weightlane.transports.shm import ShmSink
+    from weightlane.transports.choice import make_ring
 
     for replica in plan.replicas:
-        if replica.transport is not TransportName.SHM or replica.replica not in replicas:
+        if not replica.transport.has_ring or replica.replica not in replicas:
             continue
         for worker, peer in enumerate(replica.peers):
             if peer == channel.rank:
-                ring = ShmSink(plan, replica=replica.replica, worker=worker)
+                ring = make_ring(plan, replica=replica.replica, worker=worker)
                 opened.append(ring)
                 channel.on_beat(ring.beat)
 
 
-def close_rings(channel: ControlChannel, rings: Sequence[ShmSink]) -> None:
+def close_rings(channel: ControlChannel, rings: Sequence[RingSink]) -> None:
     """Ends the beats of rings and frees them."""
     for ring in rings:
         channel.off_beat(ring.beat)

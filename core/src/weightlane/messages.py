@@ -13,6 +13,7 @@ import msgspec
 from weightlane import errors
 from weightlane.adapters import AdapterBinding, AdapterPlan, GenerationDuringSync, TrainedBase
 from weightlane.buckets import BucketLayout
+from weightlane.device_memory import DeviceMemoryHandle
 from weightlane.facts import EngineFacts
 from weightlane.failures import Failure
 from weightlane.lane_owner import LaneOwner
@@ -41,11 +42,12 @@ class WireTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a receiver needs once per lane: every tensor, the bucket layouts and the ring to read from.
 
-    `ring` maps a worker number to the path of the ring that it reads (transport `shm` only), `folder` is the
-    lane's folder (transport `disk` only). `adapter` is there in phase ADAPTER alone, `base` in phase BASE.
-    `owner` is the controller's process, where it is known. `canonical` maps a name that travels to the
-    checkpoint's own, where the two differ. `tables` names, per worker, the placement table that the plan was
-    made from; with it the worker reads back what it wrote, as often as `read_back` says.
+    `ring` maps a worker number to the path of the ring that it reads (transports `shm` and `cuda_ipc`),
+    `memory` to what it maps of its GPU (`cuda_ipc` only); `folder` is the lane's folder (`disk` only).
+    `adapter` is there in phase ADAPTER alone, `base` in phase BASE. `owner` is the controller's process, if
+    that is known. `canonical` maps a name that travels to the checkpoint's own, where the two differ.
+    `tables` names, per worker, the placement table that the plan was made from; with it the worker reads back
+    what it wrote, as often as `read_back` says.
     """
 
     lane: str
@@ -64,6 +66,7 @@ class ReceivePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     canonical: dict[str, str] = {}
     tables: dict[int, str] = {}
     read_back: ReadBackPolicy = "first"
+    memory: dict[int, DeviceMemoryHandle] = {}
 
 
 class Describe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="describe"):

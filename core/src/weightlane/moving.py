@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightlane.registry import Registry, Selected
     from weightlane.stream import ExportStream
     from weightlane.transports.disk import DiskSink
-    from weightlane.transports.shm import ShmSink
+    from weightlane.transports.ring_sink import RingSink
     from weightlane.transports.sink import Sink, SinkBounds
 
 
@@ -38,7 +38,7 @@ class Mover:
     selected: Selected
     stream: StreamContext
     sinks: tuple[Sink, ...]
-    rings: tuple[ShmSink, ...]
+    rings: tuple[RingSink, ...]
     channel: ControlChannel
     folder: DiskSink | None = None
     replicas: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Mover:
 
     def exchanging(self, replicas: Collection[int], new: Sequence[tuple[int, Sink]]) -> Mover:
         """For good: the sinks of `replicas` are closed and `new` ones, each with its replica, stand in."""
-        from weightlane.transports.shm import ShmSink
+        from weightlane.transports.ring_sink import RingSink
 
         for ring in self.rings:
             if ring.replica in replicas:
@@ -77,7 +77,7 @@ class Mover:
             kept,
             sinks=(*kept.sinks, *(sink for _, sink in new)),
             replicas=(*kept.replicas, *(number for number, _ in new)),
-            rings=(*rings, *(sink for _, sink in new if isinstance(sink, ShmSink))),
+            rings=(*rings, *(sink for _, sink in new if isinstance(sink, RingSink))),
         )
 
     def abort(self, cause: str, *, sync: int | None = None) -> None:

@@ -27,9 +27,9 @@ def choose_transport(
 ) -> TransportName | Problem:
     """The transport for one replica: the user's choice if it can work, else the first that can.
 
-    Order: by reference in one process, a shared-memory ring on one host, by value over any distance. `disk`
-    is taken only when asked for. Runs on the controller, in whose process an engine handle lives. `folder` is
-    the one that the user named for `disk`, if any.
+    Order: by reference in one process, memory of the GPU that rank and worker share, a shared-memory ring on
+    one host, by value over any distance. `disk` is taken only when asked for. Runs on the controller, in
+    whose process an engine handle lives. `folder` is the one that the user named for `disk`, if any.
     """
     reasons = {name: _hindrance(name, descriptor, workers, ranks, folder) for name in TransportName}
     if wanted is not None:
@@ -39,7 +39,7 @@ def choose_transport(
                 "transport", wanted.value, hindrance, "Leave the transport open, or choose another."
             )
         return wanted
-    for name in (TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE):
+    for name in (TransportName.INPROCESS, TransportName.CUDA_IPC, TransportName.SHM, TransportName.INLINE):
         if not reasons[name]:
             return name
     by_disk = reasons[TransportName.DISK] or "it could, and is taken only when asked for"
@@ -64,6 +64,8 @@ def _hindrance(
         if len(workers) != 1 or (workers[0].host, workers[0].process_id) != here:
             return "the engine's worker runs in another process"
         return ""
+    if name is TransportName.CUDA_IPC:
+        return _gpu_hindrance(descriptor, workers, ranks)
     if name is TransportName.SHM:
         if Capability.WORKER_AGENT not in descriptor.capabilities:
             return "no agent runs in the engine's worker"
@@ -79,6 +81,30 @@ def _hindrance(
     if name is TransportName.DISK:
         return _disk_hindrance(descriptor, workers, ranks, folder)
     return ""
+
+
+def _gpu_hindrance(
+    descriptor: BackendDescriptor, workers: Sequence[WorkerDescription], ranks: Sequence[RankManifest]
+) -> str:
+    if Capability.WORKER_AGENT not in descriptor.capabilities:
+        return "no agent runs in the engine's worker, which could map the GPU's memory"
+    for worker in workers:
+        if not worker.gpu_uuid:
+            return (
+                f"worker {worker.worker} runs on {worker.device}, or its torch does not tell its GPU's UUID"
+            )
+        if not _ranks_on_gpu_of(worker, ranks):
+            held = sorted({f"{rank.gpu_uuid or rank.device} of {rank.host}" for rank in ranks})
+            return (
+                f"no trainer rank exports from GPU {worker.gpu_uuid} of {worker.host}, which worker "
+                f"{worker.worker} runs on (they export from {', '.join(held)})"
+            )
+    return ""
+
+
+def _ranks_on_gpu_of(worker: WorkerDescription, ranks: Sequence[RankManifest]) -> list[int]:
+    place = (worker.host, worker.gpu_uuid)
+    return [rank.rank for rank in ranks if rank.gpu_uuid and (rank.host, rank.gpu_uuid) == place]
 
 
 def _disk_hindrance(
@@ -97,14 +123,24 @@ def _disk_hindrance(
 
 
 def form_peers(
-    transport: TransportName, workers: Sequence[WorkerDescription], world_size: int, *, first: int = 0
+    transport: TransportName,
+    workers: Sequence[WorkerDescription],
+    ranks: Sequence[RankManifest],
+    *,
+    first: int = 0,
 ) -> tuple[int, ...]:
     """The rank that feeds each worker.
 
     By value, by reference or through a folder everything goes through the controller. Over a ring,
-    worker i has rank (`first` + i) mod ranks; ranks left over only drain. `first` counts the workers of
+    worker i has rank (`first` + i) mod ranks, over a GPU's memory counted among the ranks on that GPU alone;
+    ranks left over only drain. `first` counts the workers of
     replicas before this one, so that several replicas share the ranks evenly.
     """
     if transport is TransportName.SHM:
-        return tuple((first + worker.worker) % world_size for worker in workers)
+        return tuple((first + worker.worker) % len(ranks) for worker in workers)
+    if transport is TransportName.CUDA_IPC:
+        near = [_ranks_on_gpu_of(worker, ranks) for worker in workers]
+        return tuple(
+            found[(first + worker.worker) % len(found)] for worker, found in zip(workers, near, strict=True)
+        )
     return tuple(0 for _ in workers)

@@ -28,6 +28,9 @@ from weightlane.types import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightlane.lane_messages import RingPlace
     from weightlane.peft import AdapterConfig
 
 FENCED = "are fenced until a sync succeeds"
@@ -41,7 +44,8 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `adapter` is how this engine takes the manifest's adapter, in phase ADAPTER.
     `stamps_version`: the engine marks what it generates with the version that made it. `coverage_reason` says
     why coverage is not proven, `trace` what was seen where it is,
-    `reads_back` whether requests, and no agent, tell what it holds.
+    `reads_back` whether requests, and no agent, tell what it holds. `gpus` has, over `cuda_ipc`, the UUID of
+    each worker's GPU, which its peer is on too.
     """
 
     replica: int
@@ -63,6 +67,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     coverage_reason: str = ""
     trace: TraceFigures | None = None
     reads_back: bool = False
+    gpus: tuple[str, ...] = ()
 
     @property
     def generation(self) -> GenerationDuringSync:
@@ -176,10 +181,11 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return "serve the adapter that they served before"
         return FENCED
 
-    def receive_plan(self, replica: int, ring: dict[int, str], folder: str = "") -> ReceivePlan:
+    def receive_plan(self, replica: int, rings: Sequence[RingPlace], folder: str = "") -> ReceivePlan:
         """What the workers of one replica need; made by the controller, whose process it names.
 
-        `ring` maps worker to ring path (transport `shm`), `folder` is the lane's (transport `disk`).
+        `rings` are this replica's, one a worker (transports `shm` and `cuda_ipc`), `folder` is the lane's
+        (transport `disk`).
         """
         chosen = self.replicas[replica]
         by_reference = chosen.transport is TransportName.INPROCESS
@@ -191,7 +197,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             transport=chosen.transport.value,
             tensors=self.tensors,
             buckets=self.buckets,
-            ring=ring,
+            ring={place.worker: place.path for place in rings},
+            memory={place.worker: place.memory for place in rings if place.memory is not None},
             verify="counts" if by_reference else self.verify,
             folder=folder if chosen.transport is TransportName.DISK else "",
             phase=self.phase,

@@ -27,7 +27,7 @@ from weightlane.plan_problems import (
 from weightlane.program import AgentMove, with_lifecycle
 from weightlane.replica_mapping import map_replica
 from weightlane.selection import select
-from weightlane.types import Capability, Mode, Phase
+from weightlane.types import Capability, Mode, Phase, TransportName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from weightlane.registry import Registry, Selected
     from weightlane.replica_mapping import MappedReplica
     from weightlane.trace.table import PlacementTable
-    from weightlane.types import MemoryTag, MissingPolicy, ReadBackPolicy, TransportName, VerifyLevel
+    from weightlane.types import MemoryTag, MissingPolicy, ReadBackPolicy, VerifyLevel
 
 MODE_PHASES: dict[Mode, Phase] = {
     Mode.FULL: Phase.FULL,
@@ -213,7 +213,7 @@ def make_plan(
         problems += memory_problems(program, request.release, replica)
         problems += read_back_problems(program, request.read_back, item.reason, replica)
         first = sum(len(plan.peers) for plan in plans)
-        plans.append(_replica_plan(replica, item, transport, program, expression, len(parts), first))
+        plans.append(_replica_plan(replica, item, transport, program, expression, parts, first))
     problems += naming_problems(plans)
     if problems:
         raise PlanError(_once(problems), lane=request.lane)
@@ -252,7 +252,7 @@ def _replica_plan(
     transport: TransportName,
     program: Program,
     expression: AdapterExpression | None,
-    world_size: int,
+    ranks: Sequence[RankManifest],
     first: int,
 ) -> ReplicaPlan:
     selected = replica.selected
@@ -269,7 +269,10 @@ def _replica_plan(
         coverage=mapped.coverage,
         transport=transport,
         incarnations={worker.worker: worker.incarnation for worker in replica.workers},
-        peers=form_peers(transport, replica.workers, world_size, first=first),
+        peers=form_peers(transport, replica.workers, ranks, first=first),
+        gpus=tuple(worker.gpu_uuid for worker in replica.workers)
+        if transport is TransportName.CUDA_IPC
+        else (),
         program=program,
         adapter=expression,
         stamps_version=Capability.WEIGHT_VERSION in selected.descriptor.capabilities,

@@ -37,9 +37,9 @@ class MemoryCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="agent"):
-    """Our agent receives: by ring (`shm`), by value in messages (`inline`), by reference or from a folder."""
+    """Our agent receives: by ring (`shm`, `cuda_ipc`), by value (`inline`), by reference or from a folder."""
 
-    transport: Literal["shm", "inline", "inprocess", "disk"]
+    transport: Literal["shm", "cuda_ipc", "inline", "inprocess", "disk"]
 
 
 class RequestMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="request"):

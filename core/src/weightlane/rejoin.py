@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightlane.registry import Registry
 
 _SAME = (
-    *("engine", "engine_version", "backend", "distribution", "transport", "peers", "program"),
+    *("engine", "engine_version", "backend", "distribution", "transport", "peers", "gpus", "program"),
     *("adapter", "stamps_version", "coverage"),
 )
 _FIX = "Restart it with the model, size and version that it had, or close the lane and connect again."

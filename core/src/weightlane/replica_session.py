@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from weightlane.bounds import Bounds
     from weightlane.endpoint import EngineEndpoint
+    from weightlane.lane_messages import RingPlace
     from weightlane.messages import ReadBack
     from weightlane.plan import LanePlan
     from weightlane.program import EngineCall, MemoryCalls
@@ -174,17 +175,21 @@ class ReplicaSession:
         else:
             self._run(calls_of(self._replica.program, kind), version)
 
-    def attach(self, ring: dict[int, str], folder: str = "") -> None:
-        """Gives every worker the plan; each checks it against what it holds and refuses before any write."""
+    def attach(self, rings: Sequence[RingPlace], folder: str = "") -> None:
+        """Gives every worker the plan; each checks it against what it holds and refuses before any write.
+
+        Of `rings`, this replica takes its own.
+        """
         if self.has_agent:
-            request = Attach(self._plan.receive_plan(self._replica.replica, ring, folder))
+            mine = [place for place in rings if place.replica == self.number]
+            request = Attach(self._plan.receive_plan(self._replica.replica, mine, folder))
             self._call(request, Done, self._bounds.connect)
 
     def begin(self, sync: int, version: int, on_failure: Callable[[BaseException], None]) -> None:
         """Over a ring, starts the long receive call in a thread; the steps before the move are taken."""
         self._receiving = None
         self._on_failure = on_failure
-        if self._replica.transport is TransportName.SHM:
+        if self._replica.transport.has_ring:
             request = Receive(
                 lane=self._plan.lane,
                 plan_digest=self._plan.digest(),

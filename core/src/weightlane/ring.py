@@ -41,7 +41,7 @@ __all__ = ["Ring", "RingReader", "RingWriter"]
 
 _MAGIC = 0x57_4C_52_49_4E_47_01
 _SENDER_SYNC, _SENDER_BEAT, _RECEIVER_BEAT, _SENDER_FAILED, _RECEIVER_FAILED = 1, 2, 3, 4, 5
-_SENDER_PID, _RECEIVER_PID, _RECEIVER_SYNC = 6, 7, 8
+_SENDER_PID, _RECEIVER_PID, _RECEIVER_SYNC, _RECEIVER_CLOSED = 6, 7, 8, 9
 
 
 class RingWriter(Ring):
@@ -71,13 +71,19 @@ class RingWriter(Ring):
         self, layout: BucketLayout, *, sync: int, seconds: float, lost_after: float, check: Callable[[], None]
     ) -> Tensor:
         """The bucket's slot as a uint8 tensor, once the receiver reads this sync and has the slot free."""
+        self.wait_free(layout, sync=sync, seconds=seconds, lost_after=lost_after, check=check)
+        return self.slot_tensor(layout)
+
+    def wait_free(
+        self, layout: BucketLayout, *, sync: int, seconds: float, lost_after: float, check: Callable[[], None]
+    ) -> None:
+        """Waits as `acquire` does, for a slot whose bytes lie elsewhere than in the ring."""
 
         def free() -> bool:
             # A receiver that is not yet in this sync may still be loading from a failed one's slots.
             return self._word(_RECEIVER_SYNC) == sync and self._is_back(layout.slot)
 
         self._wait(free, f"a free slot for bucket {layout.index}", sync, seconds, lost_after, check)
-        return self.slot_tensor(layout)
 
     def post(self, layout: BucketLayout, *, sync: int) -> None:
         """Hands the packed bucket over."""
@@ -105,6 +111,18 @@ class RingWriter(Ring):
         """Removes the file's name, once the reader has it mapped: then a killed trainer leaves nothing, and
         nobody else can open, change or cut it."""
         self.path.unlink(missing_ok=True)
+
+    def wait_detached(self, seconds: float) -> bool:
+        """Whether the receiver has let go of what it mapped, or is gone; waits for it at most `seconds`."""
+        if self._closed:
+            return True
+        with contextlib.suppress(ProtocolError):  # of a file that was cut nothing can be known
+            return wait_until(self._is_detached, seconds=seconds)
+        return False
+
+    def _is_detached(self) -> bool:
+        receiver = self._word(_RECEIVER_PID)
+        return not receiver or bool(self._word(_RECEIVER_CLOSED)) or not _lives(receiver)
 
     def close(self) -> None:
         """Removes the file and unmaps; idempotent."""
@@ -185,6 +203,11 @@ class RingReader(Ring):
         self, layout: BucketLayout, *, sync: int, seconds: float, lost_after: float
     ) -> tuple[Tensor, memoryview, float]:
         """Waits for the bucket; gives its bytes as tensor and memory, and the seconds waited."""
+        waited = self.wait_posted(layout, sync=sync, seconds=seconds, lost_after=lost_after)
+        return self.slot_tensor(layout), self.slot_memory(layout), waited
+
+    def wait_posted(self, layout: BucketLayout, *, sync: int, seconds: float, lost_after: float) -> float:
+        """Waits as `take` does, for a bucket whose bytes lie elsewhere than in the ring."""
         started = time.monotonic()
         wanted = serial_of(sync, layout.index)
         what = f"bucket {layout.index} of sync {sync}"
@@ -218,7 +241,7 @@ class RingReader(Ring):
             raise SyncTimeoutError(
                 f"Waited {seconds:g} s for {what}.", "The trainer lives but sends nothing."
             )
-        return self.slot_tensor(layout), self.slot_memory(layout), time.monotonic() - started
+        return time.monotonic() - started
 
     def release(self, layout: BucketLayout, *, sync: int) -> None:
         """Gives the slot back; every view of it must be gone."""
@@ -234,3 +257,20 @@ class RingReader(Ring):
         with contextlib.suppress(ProtocolError):
             self._write_text(RECEIVER_TEXT, cause)
             self._set_word(_RECEIVER_FAILED, self._words[_RECEIVER_SYNC])
+
+    def close(self) -> None:
+        """Tells the sender that nothing of it is mapped here any more, and unmaps; idempotent."""
+        if not self._closed:
+            with contextlib.suppress(ProtocolError):
+                self._set_word(_RECEIVER_CLOSED, 1)
+        super().close()
+
+
+def _lives(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)  # signal 0 is sent to nobody: it only asks
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightlane.ring import RingReader
+    from weightlane.incoming import IncomingRing
 
 _BEAT_SECONDS = 0.5
 
 
 @contextmanager
-def beating(ring: RingReader) -> Iterator[None]:
+def beating(ring: IncomingRing) -> Iterator[None]:
     """Beats from a thread, since one bucket's load can outlast the sender's patience."""
     stop = threading.Event()
 

@@ -18,7 +18,6 @@ from weightlane.lane_messages import (
     MissingReplica,
     NeedsBase,
     Ready,
-    RingPlace,
     SyncGo,
     SyncStart,
 )
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from weightlane.replica_session import ReplicaSession
     from weightlane.residency import ReplicaResidency
     from weightlane.sync_verdicts import SyncPart
-    from weightlane.transports.shm import ShmSink
+    from weightlane.transports.ring_sink import RingSink
     from weightlane.transports.sink import Sink
 
 _T = TypeVar("_T")
@@ -79,7 +78,7 @@ class StartProcedure:
         self._abort = abort
         self._part = part
         self._opened: list[OpenReplica] = []
-        self._rings: list[ShmSink] = []
+        self._rings: list[RingSink] = []
         self._answers: dict[int, ReplicaResidency] = {}
 
     def run(self, ready: Callable[[], None]) -> SyncGo:
@@ -225,7 +224,7 @@ class StartProcedure:
 
         def rings() -> Ready:
             open_rings(plan_with(self._members.plan, go.rejoining), self._channel, numbers, self._rings)
-            return Ready(tuple(RingPlace(ring.replica, ring.worker, ring.path) for ring in self._rings))
+            return Ready(tuple(ring.place for ring in self._rings))
 
         put_outcome(self._channel, f"{self._part}/{self._sync}/rings/{self._channel.rank}", rings)
         sessions: list[ReplicaSession] = []
@@ -253,15 +252,7 @@ class StartProcedure:
             session = ReplicaSession(
                 plan, replica.number, replica.endpoint, self._bounds, tables=replica.tables
             )
-            session.attach(
-                {
-                    place.worker: place.path
-                    for item in ready
-                    for place in item.rings
-                    if place.replica == replica.number
-                },
-                folder.path if folder else "",
-            )
+            session.attach([place for item in ready for place in item.rings], folder.path if folder else "")
             sessions.append(session)
         return Go()
 

@@ -91,9 +91,15 @@ class TransportName(str, Enum):
     """How bytes travel from a trainer rank to an engine worker."""
 
     INPROCESS = "inprocess"
+    CUDA_IPC = "cuda_ipc"
     SHM = "shm"
     INLINE = "inline"
     DISK = "disk"
+
+    @property
+    def has_ring(self) -> bool:
+        """Whether a rank and a worker share a ring: with the buckets in it, or beside it on their GPU."""
+        return self in (TransportName.SHM, TransportName.CUDA_IPC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def test_every_transport_carries_the_same_manifest_and_adapter(
     for transport in sorted(SINKS):
         with open_lane(policy, engine, transport=transport) as lane:  # one lane a name at a time
             plans.append(lane.plan())
-    received = [plan.receive_plan(0, {}) for plan in plans]
+    received = [plan.receive_plan(0, ()) for plan in plans]
     assert len({plan.replicas[0].transport for plan in plans}) == len(SINKS)
     assert all(plan.manifest == plans[0].manifest for plan in plans)
     assert all(

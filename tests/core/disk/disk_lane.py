@@ -76,7 +76,7 @@ class DiskLane:
         self.sink = DiskSink(self.plan, self.folder, [self.written.append])
         self.engine = FakeWorkerEngine(prefix="model.")
         self.agent = agent_of_fake(self.engine)
-        ask(self.agent, Attach(self.plan.receive_plan(0, {}, self.folder.path)))
+        ask(self.agent, Attach(self.plan.receive_plan(0, (), self.folder.path)))
         self.engine.calls.clear()
 
     def write(

@@ -239,7 +239,7 @@ def test_a_worker_that_does_not_see_the_folder_refuses_to_attach(
     lane: DiskLane, path: str, told: str
 ) -> None:
     with pytest.raises(ProtocolError, match=told):
-        ask(lane.agent, Attach(lane.plan.receive_plan(0, {}, path)))
+        ask(lane.agent, Attach(lane.plan.receive_plan(0, (), path)))
     lane.write()
     lane.load()  # the plan that it held before is still there
 
@@ -364,7 +364,7 @@ def test_another_plan_or_incarnation_is_refused_before_and_while_receiving(
 
 def test_a_lane_of_another_transport_loads_no_folder(lane: DiskLane) -> None:
     lane.write()
-    plan = msgspec.structs.replace(lane.plan.receive_plan(0, {}), transport="inline")
+    plan = msgspec.structs.replace(lane.plan.receive_plan(0, ()), transport="inline")
     ask(lane.agent, Attach(plan))
     with pytest.raises(ProtocolError, match="no folder on this worker"):
         lane.load()

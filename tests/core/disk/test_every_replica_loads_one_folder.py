@@ -67,7 +67,7 @@ class FakeLane:
         self.sink = DiskSink(self.plan, self.folder, FolderReceivers(self.plan, tuple(self.sessions)))
         self.failures: list[BaseException] = []
         for session in self.sessions:
-            session.attach({}, self.folder.path)
+            session.attach((), self.folder.path)
 
     def begin(self, sync: int) -> None:
         for session in self.sessions:

@@ -23,6 +23,7 @@ from weightlane.buckets import lay_out_buckets
 from weightlane.control import RankPlace
 from weightlane.demo import messages as dm
 from weightlane.demo.settings import Lesson
+from weightlane.device_memory import HANDLE_BYTES, DeviceMemoryHandle
 from weightlane.facts import EngineFacts, ParallelSizes
 from weightlane.failures import Failure
 from weightlane.lane_owner import LaneOwner
@@ -50,7 +51,12 @@ Expected: TypeAlias = "tuple[msgspec.Struct, Any]"
 
 WIRES = (m.WireTensor("a", (2, 3), "bfloat16"), m.WireTensor("b", (), "float32"))
 BUCKETS = lay_out_buckets(WIRES)
-PLAN = m.ReceivePlan("lane-1", "d1", "acme", "shm", WIRES, BUCKETS, ring={0: "/x", 3: "/y"})
+DEVICE_MEMORY = DeviceMemoryHandle("GPU-1", bytes(HANDLE_BYTES), 64)
+PLAN = m.ReceivePlan(
+    *("lane-1", "d1", "acme", "cuda_ipc", WIRES, BUCKETS),
+    ring={0: "/x", 3: "/y"},
+    memory={0: DEVICE_MEMORY, 3: DEVICE_MEMORY},
+)
 CONFIG = AdapterConfig(
     *("policy", 2, 4.0, ("layers.0.q", "layers.0.v")),
     own={"layers.0.v": ModuleLora(1, 3.0, 4)},
@@ -156,6 +162,7 @@ def _replica(number: int, **fields: Any) -> ReplicaPlan:
             "transport": TransportName.SHM,
             "incarnations": {0: "first"},
             "peers": (0,),
+            "gpus": ("GPU-1",),
             "program": Program(AgentMove("shm"), pause=(PAUSE,)),
             "coverage_reason": "a snapshot says so",
             "trace": TraceFigures(("0123",), "plain", 3, 12, 4, 1, 0.5),
@@ -215,6 +222,7 @@ JOINED = lm.Joined(
         aliases={"c": "a"},
         host="h",
         device="cuda:0",
+        gpu_uuid="GPU-1",
         adapter=CONFIG,
         base=VALUES,
         group_backend="nccl",
@@ -281,7 +289,7 @@ FRONT_REPLIES: tuple[m.FrontReply, ...] = (
 LANE: tuple[msgspec.Struct, ...] = (
     JOINED,
     lm.Planned(LANE_PLAN, (PLACE,)),
-    lm.Ready((lm.RingPlace(0, 1, "/x"),)),
+    lm.Ready((lm.RingPlace(0, 1, "/x"), lm.RingPlace(0, 2, "/y", DEVICE_MEMORY))),
     lm.Go(),
     lm.SyncStart(3, "d1", (0, 2)),
     lm.SyncGo((lm.Rejoining(1, {0: "second"}),), (MISSING,), (lm.NeedsBase(0, "it holds another base"),)),

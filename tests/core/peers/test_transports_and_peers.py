@@ -102,7 +102,7 @@ def test_a_folder_is_never_chosen_unasked_and_the_refusal_says_that_it_could_be(
     assert "disk: it could, and is taken only when asked for" in refused.what
     assert "transport='disk'" in refused.fix
     assert choose([worker()], ranks(HERE), disk_alone, TransportName.DISK) is TransportName.DISK
-    assert form_peers(TransportName.DISK, [worker(0), worker(1)], 4) == (0, 0)
+    assert form_peers(TransportName.DISK, [worker(0), worker(1)], ranks(*[HERE] * 4)) == (0, 0)
 
 
 def test_a_temporary_folder_of_another_host_is_refused_and_a_named_one_is_not() -> None:
@@ -136,5 +136,69 @@ def test_over_a_ring_ranks_are_dealt_to_workers(
     workers: int, world_size: int, peers: tuple[int, ...]
 ) -> None:
     described = [worker(number, workers=workers) for number in range(workers)]
-    assert form_peers(TransportName.SHM, described, world_size) == peers
-    assert form_peers(TransportName.INLINE, described, world_size) == (0,) * workers
+    every = ranks(*[HERE] * world_size)
+    assert form_peers(TransportName.SHM, described, every) == peers
+    assert form_peers(TransportName.INLINE, described, every) == (0,) * workers
+
+
+def on_gpus(*places: str) -> list[RankManifest]:
+    """Ranks of this host by the GPU that they export from, "" for none."""
+    return [
+        RankManifest(rank, len(places), Phase.FULL, (), host=HERE, gpu_uuid=place)
+        for rank, place in enumerate(places)
+    ]
+
+
+def on_gpu(number: int, place: str, *, host: str = HERE, workers: int = 1) -> WorkerDescription:
+    return WorkerDescription(number, workers, host, -1, "i", device="cuda:0", gpu_uuid=place)
+
+
+def test_one_gpu_for_rank_and_worker_gives_its_memory() -> None:
+    assert choose([on_gpu(0, "A")], on_gpus("A")) is TransportName.CUDA_IPC
+    assert choose([on_gpu(0, "B"), on_gpu(1, "A")], on_gpus("A", "B")) is TransportName.CUDA_IPC
+    assert choose([on_gpu(0, "A")], on_gpus("A"), wanted=TransportName.SHM) is TransportName.SHM
+    undeclared = backend((TransportName.SHM,))
+    assert choose([on_gpu(0, "A")], on_gpus("A"), undeclared) is TransportName.SHM
+
+
+@pytest.mark.parametrize(
+    ("workers", "parts", "why"),
+    [
+        ([worker()], on_gpus("A"), "worker 0 runs on cpu"),
+        ([on_gpu(0, "A")], on_gpus(""), "no trainer rank exports from GPU A of"),
+        ([on_gpu(0, "A"), on_gpu(1, "B")], on_gpus("A", "A"), "GPU B"),
+        ([on_gpu(0, "A", host="far")], on_gpus("A"), "GPU A of far"),
+        ([on_gpu(0, "")], on_gpus(""), "does not tell its GPU's UUID"),
+    ],
+)
+def test_another_gpu_or_none_is_refused_by_name_and_never_chosen(
+    workers: list[WorkerDescription], parts: list[RankManifest], why: str
+) -> None:
+    refused = choose(workers, parts, wanted=TransportName.CUDA_IPC)
+    assert isinstance(refused, Problem)
+    assert (refused.kind, refused.subject) == ("transport", "cuda_ipc")
+    assert why in refused.what
+    assert choose(workers, parts) is not TransportName.CUDA_IPC
+
+
+def test_without_an_agent_no_gpu_memory_is_mapped() -> None:
+    refused = choose([on_gpu(0, "A")], on_gpus("A"), backend(agent=False), TransportName.CUDA_IPC)
+    assert "no agent runs in the engine's worker" in refused.what
+
+
+@pytest.mark.parametrize(
+    ("workers", "places", "peers"),
+    [
+        (["A", "B"], ["B", "A"], (1, 0)),
+        (["A", "A"], ["A", "B", "A"], (0, 2)),
+        (["B"], ["A", "B", "B", ""], (1,)),
+    ],
+)
+def test_each_worker_is_fed_by_a_rank_on_its_own_gpu(
+    workers: list[str], places: list[str], peers: tuple[int, ...]
+) -> None:
+    described = [on_gpu(number, place, workers=len(workers)) for number, place in enumerate(workers)]
+    assert form_peers(TransportName.CUDA_IPC, described, on_gpus(*places)) == peers
+    # A second replica on the same GPUs starts with the next rank of each.
+    if places.count("A") == 2:
+        assert form_peers(TransportName.CUDA_IPC, described, on_gpus(*places), first=1) == (2, 0)

@@ -206,7 +206,7 @@ def test_names_travel_as_the_loader_takes_them_and_are_checked_by_their_own() ->
     engine.suffix = ".base"
     plan = plan_for([engine], read_back="never")  # the agent below is another one than planning asked
     assert [wire.name for wire in plan.tensors] == [f"{name}.base" for name in SHAPES]
-    received = plan.receive_plan(0, {})
+    received = plan.receive_plan(0, ())
     assert received.canonical["norm.weight.base"] == "norm.weight"
     agent = WorkerAgent(lambda backend: engine, origin="worker 0")
     assert isinstance(decode(agent.handle(encode(Attach(received))), AgentReply, sender="it"), Done)

@@ -37,7 +37,7 @@ class Lane:
         self.engine = engine
         self.agent = WorkerAgent(lambda backend: engine, origin="worker 0")
         plan = plan_for([engine], **fields)
-        self.received = plan.receive_plan(0, {})
+        self.received = plan.receive_plan(0, ())
         self.ask(Trace(self.received.backend, _asked(engine)))  # as planning did, of another agent
         self.ask(Attach(self.received))
 
@@ -128,7 +128,7 @@ def test_a_first_sync_that_failed_is_not_the_first() -> None:
 
 def test_each_worker_reads_back_its_own_shard() -> None:
     engines = [FakePackingEngine(0, 2), FakePackingEngine(1, 2)]
-    tables = plan_for(engines).receive_plan(0, {}).tables
+    tables = plan_for(engines).receive_plan(0, ()).tables
     assert len(set(tables.values())) == 2
     engine = FakePackingEngine(1, 2)
     engine.describe = lambda: FakePackingEngine(1, 2).describe()  # type: ignore[method-assign]
@@ -224,7 +224,7 @@ def test_targets_that_are_kept_in_another_form_are_counted_apart() -> None:
 
 def test_a_plan_whose_table_the_worker_does_not_hold_is_refused() -> None:
     engine = FakePackingEngine()
-    received: ReceivePlan = plan_for([engine]).receive_plan(0, {})
+    received: ReceivePlan = plan_for([engine]).receive_plan(0, ())
     agent = WorkerAgent(lambda backend: engine, origin="worker 0")
     reply: Any = decode(agent.handle(encode(Attach(received))), AgentReply, sender="the fake")
     with pytest.raises(ProtocolError, match=f"does not hold table {received.tables[0]}"):

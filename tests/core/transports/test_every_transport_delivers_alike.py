@@ -69,7 +69,7 @@ def test_one_manifest_and_one_layout_whatever_the_transport() -> None:
     plans = []
     for way in BY_AGENT:
         with rig_of(awkward(), way) as rig:
-            received = rig.plan.receive_plan(0, {})
+            received = rig.plan.receive_plan(0, ())
             assert received.plan_digest == rig.plan.digest(), "which covers manifest, mode and phase"
             plans.append((rig.plan.manifest, rig.plan.phase, received.tensors, received.buckets))
     assert all(plan == plans[0] for plan in plans)
@@ -87,7 +87,7 @@ def test_each_bucket_is_applied_before_the_trainer_has_to_give_many_more(way: st
         assert [names for names, _ in rig.receiver.loads] == [(name,) for name in sent]
         # Over a ring the trainer may be ahead by what its slots hold and one more that waits for a slot. Over
         # a folder all buckets lie on the disk before the first is loaded, and one at a time is in memory.
-        ahead = {"shm": SLOTS + 1, "disk": len(sent)}.get(way, 1)
+        ahead = {"shm": SLOTS + 1, "cuda_ipc": SLOTS + 1, "disk": len(sent)}.get(way, 1)
         assert not too_far_ahead(rig.receiver, ahead)
 
 
@@ -133,7 +133,7 @@ def test_an_engine_s_own_requests_are_told_which_bucket_is_the_last() -> None:
 
 
 # The ring carries the cause as text, an agent's answer as a typed error; in one process it is the cause.
-RAISED = {"shm": SyncError, "inline": EngineError, "inprocess": KeyError, "request": KeyError}
+RAISED = {"shm": SyncError, "cuda_ipc": SyncError, "inline": EngineError}
 
 
 @pytest.mark.requirement("R64")
@@ -142,18 +142,14 @@ def test_a_receiver_that_fails_at_a_bucket_ends_the_sender_s_call_with_its_words
     with rig_of(equal_buckets(), way) as rig:
         rig.receiver.fails_at_load = 2
         started = time.monotonic()
-        # The ring carries the cause as text; elsewhere it is the answer to the call.
-        expected = {"shm": SyncError, "request": KeyError}.get(
-            way, EngineError if way == "inline" else KeyError
-        )
         if way == "disk":
             rig.move(1, 11)  # the worker reads what lies there whole; its report tells
         else:
-            with pytest.raises(expected, match=r"lm_head\.weight is not here"):
+            with pytest.raises(RAISED.get(way, KeyError), match=r"lm_head\.weight is not here"):
                 rig.move(1, 11)
             assert rig.stream.asked <= 2 + SLOTS + 1 + 1, "the stream was not drained into nothing"
         assert time.monotonic() - started < 10
-        if way in ("shm", "disk"):
+        if way in ("shm", "cuda_ipc", "disk"):
             with pytest.raises(EngineError, match=r"lm_head\.weight is not here"):
                 rig.reports(1)
         rig.receiver.fails_at_load = -1
@@ -188,16 +184,18 @@ def alive_at_release(rig: Rig) -> list[bool]:
 
 
 @pytest.mark.requirement("R61")
-def test_a_slot_is_released_after_the_last_reference_into_it_is_gone() -> None:
-    with rig_of(equal_buckets(), "shm") as rig:
+@pytest.mark.parametrize("way", ["shm", "cuda_ipc"])
+def test_a_slot_is_released_after_the_last_reference_into_it_is_gone(way: str) -> None:
+    with rig_of(equal_buckets(), way) as rig:
         assert alive_at_release(rig) == [False] * 8
         assert {name: tensor[0].item() for name, tensor in rig.receiver.held.items()} == {
             f"w{number}": number for number in range(8)
         }
 
 
-def test_control_a_receiver_that_keeps_references_reads_later_buckets_in_them() -> None:
-    with rig_of(equal_buckets(), "shm") as rig:
+@pytest.mark.parametrize("way", ["shm", "cuda_ipc"])
+def test_control_a_receiver_that_keeps_references_reads_later_buckets_in_them(way: str) -> None:
+    with rig_of(equal_buckets(), way) as rig:
         rig.receiver.keep = rig.receiver.held.update  # type: ignore[method-assign]
         assert alive_at_release(rig) == [True] * 8
         assert {name: tensor[0].item() for name, tensor in rig.receiver.held.items()} == {

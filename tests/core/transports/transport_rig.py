@@ -7,6 +7,9 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from fake_device_memory import GPU, FakeGpu
 
 from weightlane.agent import WorkerAgent
 from weightlane.bounds import Bounds
@@ -20,11 +23,11 @@ from weightlane.program import AgentMove, Program, RequestMove
 from weightlane.receiver import ExpectedTensor, NameEntry, WorkerDescription
 from weightlane.replica_session import ReplicaSession
 from weightlane.ring_file import shared_memory_folder
-from weightlane.transports.choice import controller_sink
+from weightlane.transports import cuda_memory
+from weightlane.transports.choice import controller_sink, make_ring
 from weightlane.transports.disk import DiskSink
 from weightlane.transports.disk_folder import LaneFolder
 from weightlane.transports.disk_receivers import FolderReceivers
-from weightlane.transports.shm import ShmSink
 from weightlane.transports.sink import SinkBounds
 from weightlane.types import Mode, Phase, TransportName
 from weightlane.waiting import nothing_to_check
@@ -37,8 +40,8 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 256
 # The last is for an engine that has no agent and takes requests of its own.
-WAYS = ("shm", "inline", "inprocess", "disk", "request")
-BY_AGENT = WAYS[:4]
+WAYS = ("shm", "cuda_ipc", "inline", "inprocess", "disk", "request")
+BY_AGENT = WAYS[:5]
 SECONDS = 20.0
 
 Arrived = tuple[str, str, tuple[int, ...], bytes]
@@ -162,6 +165,7 @@ def plan_of(tensors: dict[str, Tensor], way: str) -> LanePlan:
         transport=transport,
         incarnations={0: "i"},
         peers=(0,),
+        gpus=(GPU,) if way == "cuda_ipc" else (),
         program=Program(request if way == "request" else AgentMove(transport.value)),
     )
     specs = tuple(TensorSpec(wire.name, wire.shape, wire.dtype) for wire in wires)
@@ -183,7 +187,8 @@ def plan_of(tensors: dict[str, Tensor], way: str) -> LanePlan:
 class Rig:
     """What one lane of one rank and one worker holds, attached."""
 
-    def __init__(self, tensors: dict[str, Tensor], way: str) -> None:
+    def __init__(self, tensors: dict[str, Tensor], way: str, gpu: FakeGpu) -> None:
+        self.gpu = gpu
         self.plan = plan_of(tensors, way)
         self.stream = FakeStream(tensors, self.plan)
         self.receiver = FakeReceiver(tensors, self.stream)
@@ -199,9 +204,9 @@ class Rig:
         receivers = FolderReceivers(self.plan, (self.session,))
         sink: Any = DiskSink(self.plan, folder, receivers) if folder else None
         sink = sink or controller_sink(self.plan, 0, endpoint)
-        self.ring = None if sink else ShmSink(self.plan, replica=0, worker=0)
+        self.ring = None if sink else make_ring(self.plan, replica=0, worker=0)
         self.sink: Any = sink or self.ring
-        self.session.attach({0: self.ring.path} if self.ring else {}, folder.path if folder else "")
+        self.session.attach([self.ring.place] if self.ring else [], folder.path if folder else "")
 
     def move(self, sync: int, version: int) -> str:
         """Begins, moves all buckets, and gives the digest of what was sent."""
@@ -229,8 +234,10 @@ class Rig:
 
 @contextmanager
 def rig_of(tensors: dict[str, Tensor], way: str) -> Iterator[Rig]:
-    rig = Rig(tensors, way)
-    try:
-        yield rig
-    finally:
-        rig.close()
+    gpu = FakeGpu()
+    with mock.patch.object(cuda_memory, "CudaMemories", return_value=gpu):
+        rig = Rig(tensors, way, gpu)
+        try:
+            yield rig
+        finally:
+            rig.close()

@@ -57,6 +57,7 @@ def weightlane_register_backends() -> list[BackendDescriptor]:
             ),
             transports=(
                 TransportName.INPROCESS,
+                TransportName.CUDA_IPC,
                 TransportName.SHM,
                 TransportName.INLINE,
                 TransportName.DISK,
@@ -176,6 +177,8 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
     """The agent receives; no request of the engine's own is needed."""
     if context.transport is TransportName.SHM:
         return Program(AgentMove("shm"))
+    if context.transport is TransportName.CUDA_IPC:
+        return Program(AgentMove("cuda_ipc"))
     if context.transport is TransportName.INLINE:
         return Program(AgentMove("inline"))
     if context.transport is TransportName.DISK:

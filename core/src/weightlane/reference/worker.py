@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightlane.base_digest import base_problems, value_digests
 from weightlane.checkpoint import checkpoint_tensors_of_model
 from weightlane.errors import EngineError, Problem, SyncError, near_names
+from weightlane.gpu_identity import gpu_uuid
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane.trace.table import TableKey, TracedSource
 
@@ -74,6 +75,7 @@ class ReferenceWorker:
             process_id=os.getpid(),
             incarnation=self._incarnation,
             device=str(model.device),
+            gpu_uuid=gpu_uuid(model.device),
             held_version=self._engine.version,
             servable=self._engine.servable,
             live=tuple(live),

@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from weightlane.errors import ExportError
+from weightlane.gpu_identity import gpu_uuid
 from weightlane.manifest import RankManifest, TensorSpec
 from weightlane.torch_trainer.exported import exported
 from weightlane.types import Phase
@@ -33,7 +34,8 @@ def describe(context: ExportContext) -> RankManifest:
             "Leave it out, or connect with mode='adapter' or mode='merged'.",
         )
     found = exported(context)
-    devices = {tensor.device.type for tensor in found.tensors.values()}
+    devices = {tensor.device for tensor in found.tensors.values()}
+    device = devices.pop() if len(devices) == 1 else None
     return RankManifest(
         rank=context.rank,
         world_size=context.world_size,
@@ -43,7 +45,8 @@ def describe(context: ExportContext) -> RankManifest:
         collective=placement == "partitioned" and context.world_size > 1,
         aliases=aliases_of(found),
         host=socket.gethostname(),
-        device=devices.pop() if len(devices) == 1 else "cpu",
+        device=device.type if device else "cpu",
+        gpu_uuid=gpu_uuid(device) if device else "",
         base=_base_digests(context),
     )
 

@@ -1,4 +1,4 @@
-"""Which sink the controller feeds a replica through."""
+"""Which sink a replica is fed through: by the controller, or by a rank over a ring."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from weightlane.endpoint import EngineEndpoint
     from weightlane.plan import LanePlan
     from weightlane.request_read_back import RequestReadBack
+    from weightlane.transports.ring_sink import RingSink
     from weightlane.transports.sink import Sink
 
 
@@ -29,5 +30,22 @@ def controller_sink(
             return AgentInlineSink(plan, replica, endpoint)
         case TransportName.INPROCESS:
             return InprocessSink(plan, replica, endpoint)
-        case TransportName.SHM | TransportName.DISK:
+        case TransportName.SHM | TransportName.CUDA_IPC | TransportName.DISK:
             return None
+
+
+def make_ring(plan: LanePlan, *, replica: int, worker: int) -> RingSink:
+    """The ring that feeds one worker of a replica whose transport has them.
+
+    Raises:
+        SyncError: the memory for it cannot be had.
+        ProtocolError: this rank does not see the worker's GPU.
+    """
+    if plan.replicas[replica].transport is TransportName.CUDA_IPC:
+        from weightlane.transports.cuda_ipc import CudaIpcSink
+        from weightlane.transports.cuda_memory import CudaMemories
+
+        return CudaIpcSink(plan, replica=replica, worker=worker, memories=CudaMemories())
+    from weightlane.transports.shm import ShmSink
+
+    return ShmSink(plan, replica=replica, worker=worker)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightlane.buckets import slot_sizes
-from weightlane.packing import WireDigest, pack_bucket
-from weightlane.ring import RingWriter
+from weightlane.packing import pack_bucket
+from weightlane.transports.ring_sink import RingSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,44 +15,13 @@ if TYPE_CHECKING:
 
     from weightlane.buckets import BucketLayout
     from weightlane.plan import LanePlan
-    from weightlane.transports.sink import SinkBounds
 
 
-class ShmSink:
-    """Packs buckets into the ring that worker `worker` of replica `replica` reads."""
+class ShmSink(RingSink):
+    """Packs buckets into the ring's own slots."""
 
     def __init__(self, plan: LanePlan, *, replica: int, worker: int) -> None:
-        self._plan = plan
-        address = plan.replicas[replica].address
-        self.ring = RingWriter(
-            label=f"{plan.lane}-{replica}-{worker}",
-            slot_sizes=slot_sizes(plan.buckets),
-            peer=f"worker {worker} of {address}",
-        )
-        self.replica = replica
-        self.worker = worker
-        self._sync = 0
-        self._bounds: SinkBounds | None = None
-        self._digest: WireDigest | None = None
-
-    @property
-    def path(self) -> str:
-        """The ring's file."""
-        return str(self.ring.path)
-
-    def attached(self) -> None:
-        """The worker has the ring open; its name is not needed any more."""
-        self.ring.hide()
-
-    def beat(self) -> None:
-        """Shows the worker that this rank lives; called about once a second from the beating thread."""
-        self.ring.beat()
-
-    def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:  # noqa: ARG002 - a Sink's
-        """Clears the ring for a new sync."""
-        self._sync, self._bounds = sync, bounds
-        self._digest = WireDigest(self._plan.tensors) if self._plan.verify == "digest" else None
-        self.ring.begin(sync)
+        super().__init__(plan, replica=replica, worker=worker, ring_slots=slot_sizes(plan.buckets))
 
     def put(self, layout: BucketLayout, tensors: Sequence[tuple[int, Tensor]]) -> None:
         """Waits for the slot, packs, posts."""
@@ -69,24 +38,3 @@ class ShmSink:
             self._digest.update(self.ring.slot_memory(layout), layout)
         del slot
         self.ring.post(layout, sync=self._sync)
-
-    def finish(self) -> str:
-        """Waits until the worker has released every slot."""
-        bounds = self._opened()
-        self.ring.drain(
-            sync=self._sync, seconds=bounds.bucket_seconds, lost_after=bounds.lost_after, check=bounds.check
-        )
-        return self._digest.hexdigest() if self._digest else ""
-
-    def abort(self, cause: str, *, sync: int | None = None) -> None:
-        """Leaves the cause in the ring's header, where the waiting worker reads it."""
-        self.ring.abort(cause, sync=sync)
-
-    def close(self) -> None:
-        """Removes the ring's file."""
-        self.ring.close()
-
-    def _opened(self) -> SinkBounds:
-        if self._bounds is None:
-            raise RuntimeError("begin() comes before put() and finish()")
-        return self._bounds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
+from weightlane.gpu_identity import gpu_uuid
 from weightlane.manifest import RankManifest, TensorSpec
 from weightlane_fsdp.export import read_export
 
@@ -31,6 +32,7 @@ def describe(context: ExportContext) -> RankManifest:
         aliases=aliases_of(export),
         host=socket.gethostname(),
         device=export.device.type,
+        gpu_uuid=gpu_uuid(export.device),
         group_backend="nccl" if on_gpu else "gloo",
         groups=tuple({item.ranks: None for item in export.used if item.ranks}),
     )

@@ -64,7 +64,13 @@ _CAPABILITIES = frozenset(
         Capability.WORKER_AGENT,
     }
 )
-_TRANSPORTS = (TransportName.INPROCESS, TransportName.SHM, TransportName.INLINE, TransportName.DISK)
+_TRANSPORTS = (
+    TransportName.INPROCESS,
+    TransportName.CUDA_IPC,
+    TransportName.SHM,
+    TransportName.INLINE,
+    TransportName.DISK,
+)
 _INSTALL_HINT = "pip install 'weightlane-vllm[vllm]'"
 
 ERAS = (
@@ -87,7 +93,7 @@ ERAS = (
         role="rollout",
         engine=ENGINE,
         era="base-layer-names",
-        versions=SpecifierSet(">=0.27.1,<0.28"),  # older ones were never run
+        versions=SpecifierSet(">=0.23,<0.28"),  # 0.23.0 and 0.27.1 were run, older ones never
         distributions=DISTRIBUTIONS,
         probe=probe_base_layer_names,
         capabilities=_CAPABILITIES,

@@ -15,6 +15,7 @@ from weightlane.peft import lora_name
 if TYPE_CHECKING:
     from torch import Tensor
 
+_STACKING = "orig_to_new_stacked"
 _RENAMES_ALONE = ("get_rename_mapper", "get_unstacked_mapper")
 """How a model class's mapper is asked for its renames without stacking, newest first (0.29, 0.25)."""
 
@@ -81,23 +82,8 @@ class LoraLayers:
         return str(parse_fine_tuned_lora_name(lora_name(module, "A"), self.renames())[0])
 
     def renames(self) -> Any:
-        """The model class's mapper without stacking, None where it has none.
-
-        Raises:
-            EngineError: this vLLM tells no renames alone; with stacking an adapter would be put together
-                wrongly.
-        """
-        mapper = getattr(self._inner.model, "hf_to_vllm_mapper", None)
-        if mapper is None:
-            return None
-        for method in _RENAMES_ALONE:
-            if hasattr(mapper, method):
-                return getattr(mapper, method)()
-        raise EngineError(
-            f"{type(mapper).__name__} of this vLLM has none of {', '.join(_RENAMES_ALONE)}.",
-            "Names of adapter tensors go through its renames, and must not go through its stacking.",
-            "Use a version of vLLM that this plugin was tested with.",
-        )
+        """The model class's mapper without stacking, None where it has none; see `renames_alone`."""
+        return renames_alone(getattr(self._inner.model, "hf_to_vllm_mapper", None))
 
     def skipped_prefixes(self) -> list[str] | None:
         """Prefixes of modules that the model class leaves out of adapters."""
@@ -108,3 +94,24 @@ class LoraLayers:
         """The place in the layers' stacks of the adapter with this number, None where it has none now."""
         places: list[int | None] = self._inner.lora_index_to_id
         return places.index(number) if number in places else None
+
+
+def renames_alone(mapper: Any) -> Any:
+    """A `WeightsMapper` that renames and stacks nothing; None where there is none.
+
+    Raises:
+        EngineError: it stacks and tells no renames alone; with stacking an adapter would be put together
+            wrongly.
+    """
+    if mapper is None:
+        return None
+    for method in _RENAMES_ALONE:
+        if hasattr(mapper, method):
+            return getattr(mapper, method)()
+    if not hasattr(mapper, _STACKING):
+        return mapper  # before 0.25 it holds nothing but renames
+    raise EngineError(
+        f"{type(mapper).__name__} of this vLLM has {_STACKING} and none of {', '.join(_RENAMES_ALONE)}.",
+        "Names of adapter tensors go through its renames, and must not go through its stacking.",
+        "Use a version of vLLM that this plugin was tested with.",
+    )

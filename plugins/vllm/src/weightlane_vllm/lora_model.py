@@ -62,7 +62,7 @@ def arguments_for(function: Any, known: dict[str, Any]) -> dict[str, Any]:
         told += [f"has no {', '.join(lacking)}"] if lacking else []
         raise EngineError(
             f"{function.__qualname__} of this vLLM {' and '.join(told)}.",
-            "This plugin makes adapters in memory with it, and was written for vLLM 0.27.1 to 0.32.",
+            "This plugin makes adapters in memory with it, and was written for vLLM 0.23 to 0.32.",
             "Use one of these, or a newer plugin.",
         )
     return {name: value for name, value in known.items() if name in parameters}

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 RESET_PREFIX_CACHE = "reset_prefix_cache"
 _RESET_SECONDS = 60.0
 
-_AGENT_TRANSPORTS: Mapping[TransportName, Literal["shm", "inline", "inprocess", "disk"]] = {
+_AGENT_TRANSPORTS: Mapping[TransportName, Literal["shm", "cuda_ipc", "inline", "inprocess", "disk"]] = {
+    TransportName.CUDA_IPC: "cuda_ipc",
     TransportName.SHM: "shm",
     TransportName.INLINE: "inline",
     TransportName.INPROCESS: "inprocess",

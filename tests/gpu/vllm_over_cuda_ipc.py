@@ -1,0 +1,106 @@
+"""A program: what a real vLLM on a GPU holds and says after syncs, beside ones that read the same from files.
+
+One engine is synced in modes full, merged and adapter by this process, on the same GPU, over `cuda_ipc`. Two
+others are started from the same weights: as trained, and with the adapter merged. Every live tensor must have
+the same bits, and log-probs must differ by no more than repeated runs of one engine do. Ten syncs of each
+mode must leave the GPU's free memory where it was. Figures go to OUT/figures.json, whatever happened.
+
+    python tests/gpu/vllm_over_cuda_ipc.py OUT [--size tiny --device cpu --transport shm]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from proof import Proof
+from run_spread import Said
+
+
+class Follower(Proof):
+    """Every rank but 0: the same models and lanes, no engine, and nothing to tell."""
+
+    def say(self, text: str) -> None: ...
+
+    def check(self, name: str, passed: bool, told: Any) -> None: ...
+
+    def engine(self, name: str, model: Path) -> Any: ...
+
+    def hashes(self, engine: Any, adapter: int = 0) -> list[dict[str, Any]]:
+        return [{"live": {}, "lora": {}}] * self.options.tensor_parallel
+
+    def said(self, engine: Any, adapter: list[Any] | None = None) -> Said:
+        return Said((), ())
+
+    def same_words(self, name: str, synced: Any, other: Any, ours: Any, theirs: Any) -> None: ...
+
+    def rollout(self, engine: Any) -> None: ...
+
+
+def prove(options: argparse.Namespace, kind: type[Proof]) -> dict[str, Any]:
+    """Runs it all; what was seen."""
+    with tempfile.TemporaryDirectory(prefix="wl-") as scratch:
+        proof = kind(options, Path(scratch))
+        try:
+            with proof.ends:
+                proof.run()
+        except BaseException:  # noqa: BLE001 - figures are wanted whatever happened
+            proof.figures.setdefault("errors", {})["run"] = traceback.format_exc()
+            sys.stderr.write(proof.figures["errors"]["run"])
+        proof.say("done")
+    return proof.figures
+
+
+def join_ranks(options: argparse.Namespace) -> subprocess.Popen[bytes] | None:
+    """With more than one rank: meets the others; rank 0 starts them."""
+    if options.tensor_parallel == 1:
+        return None
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ.get("MASTER_PORT", "29533")}
+    other = None
+    if options.rank == 0:
+        other = subprocess.Popen([sys.executable, *sys.argv, "--rank", "1"])
+    if options.device == "cuda":
+        torch.cuda.set_device(options.rank)
+    torch.distributed.init_process_group("gloo", rank=options.rank, world_size=options.tensor_parallel)
+    return other
+
+
+def main() -> int:
+    """0 when every check passed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out")
+    parser.add_argument("--size", default="half-billion", choices=("half-billion", "tiny"))
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--transport", default=None, help="left to the lane unless given")
+    parser.add_argument("--verify", default="digest", choices=("digest", "counts"))
+    parser.add_argument("--engine-python", default=sys.executable)
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--rank", type=int, default=0)
+    options = parser.parse_args()
+    options.expected = options.transport or "cuda_ipc"
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    other = join_ranks(options)
+    figures = prove(options, Follower if options.rank else Proof)
+    if options.rank:
+        return int("errors" in figures)
+    if other is not None:
+        figures["rank 1"] = other.wait(60)
+    (Path(options.out) / "figures.json").write_text(json.dumps(figures, indent=1))
+    checks = figures["checks"].values()
+    return int(
+        "errors" in figures or bool(figures.get("rank 1")) or not all(item["passed"] for item in checks)
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
