@@ -47,11 +47,11 @@ def parities(model: Path, address: str, *, ranks: int, syncs: int, **options: st
     )
 
 
-def test_greedy_tokens_and_logprobs_equal_the_trainers_after_each_of_ten_syncs(
-    model: Path, address: str
+def test_greedy_tokens_and_logprobs_equal_the_trainers_after_each_sync(
+    model: Path, address: str, syncs: int
 ) -> None:
-    found = parities(model, address, ranks=1, syncs=10)
-    assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, 11)]
+    found = parities(model, address, ranks=1, syncs=syncs)
+    assert [parity.versions for parity in found] == [(sync,) * 3 for sync in range(1, syncs + 1)]
     assert all("digests equal on 1" in parity.verified[0] for parity in found)
 
 
@@ -73,7 +73,8 @@ def test_the_base_comes_once_then_optimizer_steps_travel_as_adapters(
     assert again.phases == ("adapter",)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.long_run), "merged", "adapter"])
+@pytest.mark.long_run
+@pytest.mark.parametrize("mode", ["full", "merged", "adapter"])
 def test_fsdp2_on_two_ranks_stays_in_step_over_optimizer_steps(model: Path, mode: str, syncs: int) -> None:
     """The engine is rank 0's own, so that its base can be seen: no sync of an adapter changes a bit of it."""
     found = parities(model, IN_PROCESS, ranks=2, syncs=syncs, trainer="fsdp", mode=mode, training="optimizer")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+import weightlane as wl
 from weightlane.front.process import FrontProcess, start_front_process
 from weightlane_vllm.launch import FrontStart, LoraStart, front_command, front_environment
 
@@ -101,24 +102,28 @@ def _with_older(older: Path | None) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(older), os.environ.get("PYTHONPATH"))))}
 
 
-# TP 2 alone: TP 1 is what the real model, the kills and the demo run at, and each start costs a minute.
-@pytest.fixture(scope="session", params=[2], ids=["tp2"])
-def tiny_front(
-    request: pytest.FixtureRequest,
-    start_front: Callable[..., AbstractContextManager[FrontProcess]],
-    tiny_folder: Path,
-) -> Iterator[FrontProcess]:
-    with start_front(tiny_folder, request.param) as process:
-        yield process
-
-
 @pytest.fixture(scope="session")
 def lora_front(
     start_front: Callable[..., AbstractContextManager[FrontProcess]], tiny_folder: Path
 ) -> Iterator[FrontProcess]:
-    """Two workers with room for two adapters under swap `two_slot`."""
+    """Two workers with room for two adapters under swap `two_slot`.
+
+    TP 2 alone: TP 1 is what the real model, the demo and an `LLM` of one's own run at, and each start costs a
+    minute. With LoRA off the real model runs at TP 2.
+    """
     with start_front(tiny_folder, 2, LoraStart(slots=4, rank=16)) as process:
         yield process
+
+
+@pytest.fixture
+def tiny_front(lora_front: FrontProcess, tiny_folder: Path) -> FrontProcess:
+    """The same workers, which serve no adapter: full weights that arrive take away what was there."""
+    with wl.connect(
+        trainer=wl.trainer("torch", model=Trainer(tiny_folder).model),
+        rollout=[wl.rollout("vllm", url=lora_front.address)],
+    ) as lane:
+        lane.sync(version=1)
+    return lora_front
 
 
 @dataclass(frozen=True)

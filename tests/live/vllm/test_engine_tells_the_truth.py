@@ -42,7 +42,7 @@ def test_every_expected_tensor_reaches_a_live_shard(tiny_front: FrontProcess) ->
     assert len({worker.process_id for worker in workers}) == len(workers)
     for worker in workers:
         live = {tensor.name: tensor for tensor in worker.live}
-        packed = live["model.layers.0.self_attn.qkv_proj.weight"]
+        packed = live["model.layers.0.self_attn.qkv_proj.base_layer.weight"]
         assert packed.shape == (256 // len(workers), 64)  # (4 + 2 + 2 heads of 32) over the workers
         assert worker.expected
         for tensor in worker.expected:

@@ -67,7 +67,9 @@ def followed(way: Way, model: Path, front: FrontProcess) -> None:
     Way(4, {"transport": "disk"}),
     Way(4, {"transport": "shm", "placement": "partitioned"}),
 )
-def test_full_weights_without_lora(tiny_front: FrontProcess, tiny_folder: Path, way: Way) -> None:
+def test_full_weights_from_every_number_of_ranks(
+    tiny_front: FrontProcess, tiny_folder: Path, way: Way
+) -> None:
     followed(way, tiny_folder, tiny_front)
 
 

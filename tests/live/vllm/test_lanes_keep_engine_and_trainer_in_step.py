@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weightlane.testing.parity_run import run_parity
+from weightlane_vllm.launch import LoraStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from weightlane.front.process import FrontProcess
     from weightlane.testing.parity_result import SyncParity
 
-    Starter = Callable[[Path, int], AbstractContextManager[FrontProcess]]
+    Starter = Callable[..., AbstractContextManager[FrontProcess]]
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 
@@ -25,8 +26,8 @@ REAL = "SmolLM2-135M-Instruct"
 
 @pytest.fixture(scope="module")
 def real_front(models_dir: Path, start_front: Starter) -> Iterator[FrontProcess]:
-    """The real model at TP 1."""
-    with start_front(models_dir / REAL, 1) as front:
+    """The real model at TP 1, with LoRA on."""
+    with start_front(models_dir / REAL, 1, LoraStart(slots=2, rank=16)) as front:
         yield front
 
 
@@ -46,14 +47,15 @@ def in_step(
     return found
 
 
-@pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
-@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.long_run), "merged"])
+@pytest.mark.requirement("R91", part="FSDP, at TP 1")
+@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.long_run), "merged", "adapter"])
 def test_fsdp2_on_two_ranks_stays_in_step_over_optimizer_steps(
     models_dir: Path, real_front: FrontProcess, mode: str, syncs: int
 ) -> None:
     sharded: dict[str, str | int] = {"trainer": "fsdp", "mode": mode, "training": "optimizer"}
     found = in_step(models_dir / REAL, real_front, ranks=2, syncs=syncs, options=sharded)
-    assert [parity.phases for parity in found] == [(mode,)] * syncs
+    first = ("base", "adapter") if mode == "adapter" else (mode,)
+    assert [parity.phases for parity in found] == [first, *[(mode,)] * (syncs - 1)]
     assert all("digests equal on 1" in parity.verified[0] for parity in found)
 
 

@@ -21,7 +21,8 @@ PROGRAM = Path(__file__).parent / "programs/sync_own_llm.py"
     ("older", "multiprocessing", "lora", "transports"),
     [
         (False, "0", "on", ("inprocess",)),
-        (False, "1", "off", ("shm", "inline")),
+        # A front is over an engine of this kind, and so reaches what it does in every run.
+        pytest.param(False, "1", "off", ("shm", "inline"), marks=pytest.mark.long_run),
         (True, "0", "on", ("inprocess",)),
     ],
     ids=["0.32-lora", "0.32", "0.27.1-lora"],
