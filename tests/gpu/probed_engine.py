@@ -1,9 +1,9 @@
 """A program: a multiprocess vLLM behind a weightlane front that also tells what its worker holds.
 
-As `python -m weightlane_vllm.server`, with two calls more: `hashes` (of every live tensor, and of each LoRA
-layer's part of a slot) and `generate` (with an adapter of its own choosing, also one that vLLM itself reads
-from a folder). They go into the worker as functions, for which vLLM wants VLLM_ALLOW_INSECURE_SERIALIZATION;
-weightlane's own messages need no such thing.
+As `python -m weightlane_vllm.server`, with calls more: `hashes` (of every live tensor, and of each LoRA
+layer's part of a slot), `generate` and `score` (a text's log-probs; both with an adapter of their own
+choosing, also one that vLLM itself reads from a folder). They go into the worker as functions, for which vLLM
+wants VLLM_ALLOW_INSECURE_SERIALIZATION; weightlane's own messages need no such thing.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> int:
         enforce_eager=True,
         skip_tokenizer_init=True,
         enable_lora=True,
-        max_loras=2,
+        max_loras=4,
         max_lora_rank=options.max_lora_rank,
         attention_config={"backend": options.attention_backend} if options.attention_backend else None,
         worker_extension_cls=WORKER_EXTENSION_CLASS,
@@ -101,7 +101,7 @@ def _probed(llm: Any, backend: str) -> Any:
     from weightlane_vllm.front_engine import LlmFrontEngine
 
     class ProbedEngine(LlmFrontEngine):
-        """With two calls more, each a word and a JSON object."""
+        """With calls more, each a word and a JSON object."""
 
         def call(self, route: str, timeout_seconds: float) -> str:
             word, _, rest = route.partition(" ")
@@ -114,6 +114,9 @@ def _probed(llm: Any, backend: str) -> Any:
             if word == "generate":
                 asked = json.loads(rest)
                 return json.dumps(self._driver.run(word, lambda llm: _generate(llm, asked), _SECONDS))
+            if word == "score":
+                asked = json.loads(rest)
+                return json.dumps(self._driver.run(word, lambda llm: _score(llm, asked), _SECONDS))
             if word == "memory":
                 return json.dumps(_free_memory())
             return super().call(route, timeout_seconds)
@@ -144,6 +147,21 @@ def _generate(llm: Any, asked: dict[str, Any]) -> list[dict[str, Any]]:
         logprobs = [float(row[token].logprob) for token, row in zip(tokens, one.logprobs, strict=True)]
         found.append({"tokens": tokens, "logprobs": logprobs})
     return found
+
+
+def _score(llm: Any, asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """The log-probs of one text's tokens but the first; the batch is the same each time."""
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    named = LoRARequest(*asked["adapter"]) if asked["adapter"] else None
+    parameters = SamplingParams(
+        temperature=0.0, max_tokens=1, prompt_logprobs=1, ignore_eos=True, detokenize=False
+    )
+    prompts = [{"prompt_token_ids": asked["text"]}]
+    (output,) = llm.generate(prompts, parameters, use_tqdm=False, lora_request=named)
+    rows = zip(asked["text"][1:], output.prompt_logprobs[1:], strict=True)
+    return [{"tokens": asked["text"][1:], "logprobs": [float(row[token].logprob) for token, row in rows]}]
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,15 +1,13 @@
-"""What the program checks: engines, the trainer's models, the three modes, and what has been seen so far."""
+"""What the program checks in each mode: what a synced engine holds and says, and what syncs leave behind."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from proof_ground import Ground
 from proof_models import (
     Folders,
     change,
@@ -19,107 +17,26 @@ from proof_models import (
     save_checkpoint,
     with_adapter,
 )
-from run_spread import Said, differing, largest_difference, spread_of
+from proof_words import WRONG
+from run_spread import Said, differing, largest_difference
 
 import weightlane as wl
 from weightlane.buckets import slot_sizes
-from weightlane.front.client import FrontEndpoint
-from weightlane.front.process import start_front_process
-from weightlane.program import EngineCall
 from weightlane.types import Phase
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator
 
-HERE = Path(__file__).parent
-PROMPTS = [[(7 * row + 11 * column) % 500 + 1 for column in range(8)] for row in range(6)]
-TOKENS = 12
-RUNS = 12
+    from proof_words import Side
+
+    from weightlane.front.client import FrontEndpoint
+
 SYNCS = 10
-START_SECONDS = 400.0
 SLACK = 2 << 20  # bytes; what other parts of the driver may round by
 
 
-class Proof:
-    """The engines, the trainer's models, and what has been seen so far."""
-
-    def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
-        self.options = options
-        self.scratch = scratch
-        self.figures: dict[str, Any] = {"checks": {}, "seconds": {}, "torch": torch.__version__}
-        self.started = time.monotonic()
-        self.ends = contextlib.ExitStack()
-
-    def say(self, text: str) -> None:
-        print(f"[{time.monotonic() - self.started:7.1f} s] {text}", flush=True)
-
-    def check(self, name: str, passed: bool, told: Any) -> None:
-        self.figures["checks"][name] = {"passed": bool(passed), "told": told}
-        self.say(f"{'pass' if passed else 'FAIL'}  {name}: {json.dumps(told)[:300]}")
-
-    @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.figures["seconds"][name] = round(time.monotonic() - started, 3)
-        self.say(f"{name}: {self.figures['seconds'][name]} s")
-
-    def engine(self, name: str, model: Path) -> FrontEndpoint:
-        """Starts one, and keeps it until the end."""
-        address = f"unix:{self.scratch}/{name}.sock"
-        python = self.options.engine_python
-        words = [python, str(HERE / "probed_engine.py"), "--model", str(model), "--address", address]
-        environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-        words += ["--tensor-parallel-size", str(self.options.tensor_parallel)]
-        if self.options.device == "cpu":
-            environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "CUDA_VISIBLE_DEVICES": ""}
-            words += ["--dtype", "float32"]
-        else:
-            environment |= {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
-            words += ["--dtype", "bfloat16", "--attention-backend", "TRITON_ATTN"]
-            words += ["--gpu-memory-utilization", "0.2"]
-        with self.timed(f"start of engine {name}"):
-            self.ends.enter_context(
-                start_front_process(
-                    words,
-                    address,
-                    log=Path(self.options.out) / f"engine-{name}.log",
-                    ready_timeout_seconds=START_SECONDS,
-                    environment=environment,
-                )
-            )
-        return FrontEndpoint(address, 300.0)
-
-    def hashes(self, engine: FrontEndpoint, adapter: int = 0) -> list[dict[str, Any]]:
-        route = f"hashes {json.dumps({'adapter': adapter})}"
-        told: list[dict[str, Any]] = json.loads(engine.call(EngineCall(route, timeout_seconds=300.0)))
-        return told
-
-    def said(self, engine: FrontEndpoint, adapter: list[Any] | None = None) -> Said:
-        asked = {"prompts": PROMPTS, "tokens": TOKENS, "adapter": adapter}
-        answer = engine.call(EngineCall(f"generate {json.dumps(asked)}", timeout_seconds=300.0))
-        return Said.of(json.loads(answer))
-
-    def meet(self) -> None:
-        """All ranks get here before any goes on: rank 0 alone talks to the engines, which takes long."""
-        if self.options.tensor_parallel > 1:
-            torch.distributed.barrier()
-
-    def everywhere(self, value: int) -> list[int]:
-        """The value of every rank."""
-        if self.options.tensor_parallel == 1:
-            return [value]
-        values: list[int] = [0] * self.options.tensor_parallel
-        torch.distributed.all_gather_object(values, value)
-        return values
-
-    def free_memory(self) -> int:
-        if self.options.device == "cpu":
-            return 0
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info()[0])
+class Proof(Ground):
+    """The modes, each in steps that every rank takes; rank 0 alone talks to the engines."""
 
     def connect(self, model: Any, engine: FrontEndpoint, mode: Any) -> Any:
         self.meet()
@@ -143,16 +60,14 @@ class Proof:
                 told = {"tensors": count, "differing": [item for found in unlike for item in found][:5]}
                 self.check(f"{name}: {kind} tensors bitwise equal", not any(unlike), told)
 
-    def same_words(
-        self, name: str, synced: FrontEndpoint, other: FrontEndpoint, ours: Any, theirs: Any
+    def same_words(self, name: str, synced: FrontEndpoint, other: FrontEndpoint) -> None:
+        self.check(f"{name}: log-probs as a started engine's", *self.words.same(synced, other))
+
+    def judged(
+        self, sides: tuple[Side, Side], right: list[list[Said]], wrong: dict[str, list[list[Said]]]
     ) -> None:
-        """Log-probs of the two engines differ by no more than repeated runs of either one do."""
-        mine = [self.said(synced, ours) for _ in range(RUNS)]
-        reference = [self.said(other, theirs) for _ in range(RUNS)]
-        own = max(spread_of(mine), spread_of(reference))
-        across = max(largest_difference(one, two) for one in mine for two in reference)
-        told = {"own spread": own, "across": across, "runs": RUNS, "first tokens": mine[0].tokens[0][:6]}
-        self.check(f"{name}: log-probs within the engine's own spread", across <= own, told)
+        for name, passed, told in self.words.judged(sides, right, wrong):
+            self.check(f"adapter: {name}", passed, told)
 
     def ten_syncs(self, name: str, lane: Any, model: Any, move: Any, version: int) -> None:
         """Ten more syncs, each of other values; the GPU's free memory afterwards is what it was before."""
@@ -190,7 +105,7 @@ class Proof:
             moved = largest_difference(untouched, self.said(synced))
             self.check("full: the sync moved log-probs", moved > 1e-2, moved)
             self.same_as_started("full", self.hashes(synced), self.hashes(trained))
-            self.same_words("full", synced, trained, None, None)
+            self.same_words("full", synced, trained)
             self.meet()
             self.ten_syncs("full", lane, model, change, 1)
             with torch.no_grad():
@@ -215,13 +130,17 @@ class Proof:
                 for ours, theirs in zip(held, self.hashes(trained), strict=True)
             ]
             self.check("merged: control, the engine as trained holds other bits", all(others), others)
-            self.same_words("merged", synced, merged, None, None)
+            self.same_words("merged", synced, merged)
             self.meet()
             self.ten_syncs("merged", lane, wrapped, change_adapter, 2000)
             change_adapter(wrapped, 5)
 
     def adapter(self, synced: FrontEndpoint, trained: FrontEndpoint, wrapped: Any, folders: Folders) -> None:
         from weightlane_vllm.lora_request import lora_number, lora_path
+
+        def ours() -> Side:
+            ref = lane.adapter_ref()
+            return synced, [ref.name, lora_number(ref.name), lora_path(ref)]
 
         from_folder = ["from-folder", 1, str(folders.adapter)]
         self.said(trained, from_folder)  # vLLM loads it now
@@ -233,13 +152,22 @@ class Proof:
                 "verified": str(report.replicas[0].verified),
                 "phases": [str(phase) for phase in report.phases],
             }
-            ref = lane.adapter_ref()
-            number = lora_number(ref.name)
+            number = lora_number(lane.adapter_ref().name)
             self.same_as_started("adapter", self.hashes(synced, number), self.hashes(trained, 1))
-            ours = [ref.name, number, lora_path(ref)]
-            self.same_words("adapter", synced, trained, ours, from_folder)
-            without = largest_difference(self.said(trained), self.said(synced, ours))
+            without = largest_difference(self.said(trained), self.said(*ours()))
             self.check("adapter: it moves log-probs", without > 1e-2, without)
+            right = self.scored(ours(), (synced, from_folder), (trained, from_folder))
+            wrong = {}
+            for version, (word, spoil) in enumerate(WRONG.items(), 3001):
+                self.meet()
+                change_adapter(wrapped, 5)
+                spoil(wrapped)
+                lane.sync(version=version)
+                wrong[word] = self.scored(ours(), (synced, from_folder))
+            self.meet()
+            change_adapter(wrapped, 5)
+            lane.sync(version=3010)
+            self.judged((ours(), (trained, from_folder)), right, wrong)
             self.meet()
             self.ten_syncs("adapter", lane, wrapped, change_adapter, 3000)
 
@@ -302,15 +230,18 @@ class Proof:
         synced = self.engine("synced", folders.first)
         trained = self.engine("trained", folders.trained)
         kept = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-        self.attempt("full", self.full, synced, trained, model)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(kept[name])
-        self.attempt("speed", self.speed, synced, model)
+        if "full" in options.modes:
+            self.attempt("full", self.full, synced, trained, model)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(kept[name])
+            self.attempt("speed", self.speed, synced, model)
         wrapped = with_adapter(model, 5)
         wrapped.save_pretrained(folders.adapter)
-        save_checkpoint(folders.merged, model, exported_tensors(wrapped, Phase.MERGED))
-        merged = self.engine("merged", folders.merged)
-        self.attempt("merged", self.merged, synced, trained, merged, wrapped)
-        change_adapter(wrapped, 5)
-        self.attempt("adapter", self.adapter, synced, trained, wrapped, folders)
+        if "merged" in options.modes:
+            save_checkpoint(folders.merged, model, exported_tensors(wrapped, Phase.MERGED))
+            merged = self.engine("merged", folders.merged)
+            self.attempt("merged", self.merged, synced, trained, merged, wrapped)
+            change_adapter(wrapped, 5)
+        if "adapter" in options.modes:
+            self.attempt("adapter", self.adapter, synced, trained, wrapped, folders)

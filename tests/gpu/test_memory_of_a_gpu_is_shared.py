@@ -1,4 +1,4 @@
-"""Two processes on one GPU: bytes that one packs are those that the other maps, and each lets go of its end."""
+"""Two processes on one GPU: what one packs is what the other maps, and each lets go of its end."""
 
 from __future__ import annotations
 

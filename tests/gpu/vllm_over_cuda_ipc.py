@@ -2,10 +2,12 @@
 
 One engine is synced in modes full, merged and adapter by this process, on the same GPU, over `cuda_ipc`. Two
 others are started from the same weights: as trained, and with the adapter merged. Every live tensor must have
-the same bits, and log-probs must differ by no more than repeated runs of one engine do. Ten syncs of each
-mode must leave the GPU's free memory where it was. Figures go to OUT/figures.json, whatever happened.
+the same bits, and what they say must not be told apart (`told_apart.py`), or be equal where vLLM is asked for
+kernels that say the same each time (`--kernels batch-invariant`). Ten syncs of each mode must leave the GPU's
+free memory where it was. Figures go to OUT/figures.json, whatever happened.
 
-    python tests/gpu/vllm_over_cuda_ipc.py OUT [--size tiny --device cpu --transport shm]
+    python tests/gpu/vllm_over_cuda_ipc.py OUT [--tensor-parallel 2] [--modes adapter]
+    python tests/gpu/vllm_over_cuda_ipc.py OUT --size tiny --device cpu --transport shm
 """
 
 from __future__ import annotations
@@ -13,18 +15,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from proof import Proof
+from proof_words import BATCH_INVARIANT
 from run_spread import Said
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+MODES = ("full", "merged", "adapter")
 
 
 class Follower(Proof):
@@ -42,7 +51,12 @@ class Follower(Proof):
     def said(self, engine: Any, adapter: list[Any] | None = None) -> Said:
         return Said((), ())
 
-    def same_words(self, name: str, synced: Any, other: Any, ours: Any, theirs: Any) -> None: ...
+    def same_words(self, name: str, synced: Any, other: Any) -> None: ...
+
+    def scored(self, *sides: Any) -> list[list[Said]]:
+        return []
+
+    def judged(self, ours: Any, right: Any, wrong: Any) -> None: ...
 
     def rollout(self, engine: Any) -> None: ...
 
@@ -75,6 +89,11 @@ def join_ranks(options: argparse.Namespace) -> subprocess.Popen[bytes] | None:
     return other
 
 
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    del frame
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """0 when every check passed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -85,10 +104,13 @@ def main() -> int:
     parser.add_argument("--verify", default="digest", choices=("digest", "counts"))
     parser.add_argument("--engine-python", default=sys.executable)
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--kernels", default="default", choices=("default", BATCH_INVARIANT))
     parser.add_argument("--rank", type=int, default=0)
     options = parser.parse_args()
     options.expected = options.transport or "cuda_ipc"
     Path(options.out).mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, _end)
     other = join_ranks(options)
     figures = prove(options, Follower if options.rank else Proof)
     if options.rank:
