@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rst_tables import list_table
@@ -44,6 +45,26 @@ def tracing_table() -> str:
             )
             for model in found["models"]
         ],
+    )
+
+
+def gpu_table() -> str:
+    """What `tests/gpu/vllm_over_cuda_ipc.py` measured: one row a run of syncs."""
+    head = ("Mode", "`verify`", "Sent, MB", "Seconds", "of which loading", "Machine")
+    return list_table(
+        head, [_gpu_row(run, syncs) for run in _read("cuda_ipc.json") for syncs in run["syncs"]]
+    )
+
+
+def _gpu_row(run: dict[str, Any], syncs: dict[str, Any]) -> tuple[str, ...]:
+    seconds, loading = syncs["seconds"], syncs["load_seconds"]
+    return (
+        syncs["mode"],
+        syncs["verify"],
+        f"{syncs['bytes'] / 1e6:,.0f}",
+        f"{median(seconds):.3f} ({min(seconds):.3f} to {max(seconds):.3f})",
+        f"{median(loading):.3f}",
+        f"{run['workers']} x {run['device']}, vLLM {run['vllm']}, torch {run['torch']}",
     )
 
 

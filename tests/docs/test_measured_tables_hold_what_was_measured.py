@@ -42,7 +42,29 @@ def test_each_run_of_the_export_is_a_row_beside_full_tensor(
         assert figure in told
 
 
+def test_each_mode_on_a_gpu_is_a_row_with_the_middle_and_both_ends(
+    script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = script("measured_tables")
+    syncs = {"mode": "merged", "verify": "counts", "bytes": 2_345_000_000}
+    syncs |= {"seconds": [0.5, 0.125, 0.25], "load_seconds": [0.01, 0.09, 0.05]}
+    run = {
+        "device": "a GPU",
+        "vllm": "7.7",
+        "torch": "9.9",
+        "workers": 2,
+        "syncs": [syncs, {**syncs, "mode": "full"}],
+    }
+    (tmp_path / "cuda_ipc.json").write_text(json.dumps([run]))
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    told = measured.gpu_table()
+    for figure in ("merged", "full", "counts", "2,345", "0.250 (0.125 to 0.500)", "0.050"):
+        assert f"- {figure}\n" in told
+    assert "2 x a GPU, vLLM 7.7, torch 9.9" in told
+
+
 def test_the_results_that_are_kept_make_tables(script: Callable[[str], ModuleType]) -> None:
     measured = script("measured_tables")
     assert "NVIDIA H200" in measured.export_table()
+    assert "NVIDIA H200, vLLM 0.23.0" in measured.gpu_table()
     assert "Qwen3-30B-A3B" in measured.tracing_table()
