@@ -1,4 +1,4 @@
-"""A live `LLM` behind a front, or in the caller's own process."""
+"""A live `LLM` or `AsyncLLM` behind a front, or in the caller's own process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import msgspec
 from weightlane import failures, messages
 from weightlane.errors import EngineError
 from weightlane.generation_lengths import require_lengths
-from weightlane_vllm.driver import LlmDriver
+from weightlane_vllm.engine_calls import AGENT_METHOD, Asked
 from weightlane_vllm.facts import SAMPLE_VERSIONS, WEIGHT_VERSION
-from weightlane_vllm.lora_request import lora_request
+from weightlane_vllm.opened_engine import WORKER_EXTENSION_CLASS, calls_on
 from weightlane_vllm.requests import RESET_PREFIX_CACHE
-from weightlane_vllm.served_adapters import chosen_adapter
 
 if TYPE_CHECKING:
     from weightlane.adapters import AdapterRef
     from weightlane.facts import EngineFacts
 
-WORKER_EXTENSION_CLASS = "weightlane_vllm.worker_extension.WeightlaneWorkerExtension"
-_AGENT_METHOD = "weightlane_agent"
-_ADAPTERS_METHOD = "weightlane_adapters"
+__all__ = ["WORKER_EXTENSION_CLASS", "LlmFrontEngine"]
+
 _GENERATE_SECONDS = 600.0
 _VERSION_SECONDS = 60.0
 _SHUTDOWN_SECONDS = 20.0
@@ -35,7 +33,7 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 class LlmFrontEngine:
-    """A `FrontEngine` over a vLLM `LLM` that was started with our worker extension.
+    """A `FrontEngine` over a vLLM `LLM` or `AsyncLLM` that was started with our worker extension.
 
     Args:
         llm: the engine, alive.
@@ -47,8 +45,7 @@ class LlmFrontEngine:
     """
 
     def __init__(self, llm: Any, *, backend: str, start_seconds: float) -> None:
-        _require_extension(llm)
-        self._driver = LlmDriver(llm, name=f"vLLM engine of {llm.llm_engine.model_config.model}")
+        self._calls = calls_on(llm)
         self._published: int | None = None
         facts = None
         for reply in self.call_workers(messages.encode(messages.Describe(backend)), start_seconds):
@@ -59,7 +56,7 @@ class LlmFrontEngine:
                 raise EngineError(f"A worker answered describe with {type(answer).__name__}.")
             described = answer.description
             facts = facts or described.facts
-            self._driver.watch(
+            self._calls.watch(
                 described.process_id, f"worker {described.worker} (process {described.process_id})"
             )
         if facts is None:
@@ -68,16 +65,14 @@ class LlmFrontEngine:
 
     def facts(self) -> EngineFacts:
         """As the workers told them at the start; raises EngineDeadError once a process has ended."""
-        self._driver.require_alive()
+        self._calls.require_alive()
         return self._facts
 
     def call_workers(self, message: bytes, timeout_seconds: float) -> list[bytes]:
         """One encoded reply per worker, in rank order; a publish that all accept also labels the engine."""
         kind = msgspec.msgpack.decode(message, type=_Kind)
-        replies: list[bytes] = self._driver.run(
-            kind.type,
-            lambda llm: llm.collective_rpc(_AGENT_METHOD, args=(message,)),
-            timeout_seconds,
+        replies: list[bytes] = self._calls.collective_rpc(
+            kind.type, AGENT_METHOD, (message,), timeout_seconds
         )
         if kind.type == "publish" and all(_kind(reply) != "failure" for reply in replies):
             self._label(kind.version)
@@ -89,7 +84,7 @@ class LlmFrontEngine:
             raise EngineError(
                 f"Backend vllm has no call {route!r}.", f"It has {RESET_PREFIX_CACHE}.", "Connect again."
             )
-        if not self._driver.run(route, lambda llm: llm.reset_prefix_cache(), timeout_seconds):
+        if not self._calls.reset_prefix_cache(timeout_seconds):
             raise EngineError(
                 "vLLM did not reset its prefix cache.",
                 "Blocks of running requests are still in use, so later prompts could meet keys and values of "
@@ -106,45 +101,36 @@ class LlmFrontEngine:
                 served, or none while adapters are.
         """
 
-        def run(llm: Any) -> tuple[AdapterRef | None, list[Any]]:
-            from vllm import SamplingParams
+        from vllm import SamplingParams
 
-            # In one job with the generation: no sync can come between.
-            adapter = self._adapter_for(llm, request.adapter)
-            parameters = SamplingParams(
-                temperature=request.temperature,
-                max_tokens=request.max_tokens,
-                logprobs=0,  # of the chosen token alone
-                seed=request.seed,
-                ignore_eos=True,  # the contract asks for exactly max_tokens
-                detokenize=False,
-            )
-            prompts = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
-            named = lora_request(adapter) if adapter else None
-            outputs: list[Any] = llm.generate(prompts, parameters, use_tqdm=False, lora_request=named)
-            return adapter, outputs
-
-        adapter, outputs = self._driver.run("generate", run, _GENERATE_SECONDS)
-        generations = tuple(self._generation(output.outputs[0], adapter) for output in outputs)
+        parameters = SamplingParams(
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            logprobs=0,  # of the chosen token alone
+            seed=request.seed,
+            ignore_eos=True,  # the contract asks for exactly max_tokens
+            detokenize=False,
+        )
+        prompts = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
+        asked = Asked(prompts, parameters, self._adapter_asked(request.adapter))
+        answered = self._calls.generate(asked, _GENERATE_SECONDS)
+        generations = tuple(
+            self._generation(output.outputs[0], answered.adapter) for output in answered.outputs
+        )
         require_lengths(generations, request.max_tokens, engine="vLLM")
         return messages.Generations(generations)
 
     def shutdown(self) -> None:
         """Ends the engine; processes of it that do not end by themselves are killed."""
-        try:
-            self._driver.run("shutdown", lambda llm: llm.llm_engine.engine_core.shutdown(), _SHUTDOWN_SECONDS)
-        except EngineError:
-            pass  # dead, or busy: what is left of it is ended below
-        finally:
-            self._driver.close(end_processes=True)
+        self._calls.shutdown(_SHUTDOWN_SECONDS)
 
     def detach(self) -> None:
         """Lets go of an engine that somebody else owns."""
-        self._driver.close(end_processes=False)
+        self._calls.detach()
 
-    def _adapter_for(self, llm: Any, name: str) -> AdapterRef | None:
+    def _adapter_asked(self, name: str) -> str | None:
         if self._facts.launch_arguments.get("enable_lora") == "true":
-            return chosen_adapter(llm.collective_rpc(_ADAPTERS_METHOD), name)
+            return name
         if name:
             raise EngineError(
                 f"A request to vLLM names adapter {name!r}.",
@@ -155,11 +141,7 @@ class LlmFrontEngine:
 
     def _label(self, version: int) -> None:
         if self._facts.attributes.get(WEIGHT_VERSION):
-            self._driver.run(
-                "set_weight_version",
-                lambda llm: llm.llm_engine.set_weight_version(str(version)),
-                _VERSION_SECONDS,
-            )
+            self._calls.set_weight_version(str(version), _VERSION_SECONDS)
         self._published = version
 
     def _generation(self, completion: Any, adapter: AdapterRef | None) -> messages.Generation:
@@ -187,13 +169,3 @@ class LlmFrontEngine:
 
 def _kind(reply: bytes) -> str:
     return msgspec.msgpack.decode(reply, type=_Kind).type
-
-
-def _require_extension(llm: Any) -> None:
-    given = llm.llm_engine.vllm_config.parallel_config.worker_extension_cls
-    if given != WORKER_EXTENSION_CLASS:
-        raise EngineError(
-            "The vLLM engine has no weightlane agent in its workers.",
-            f"Its worker_extension_cls is {given!r}.",
-            f"Start it with LLM(..., worker_extension_cls={WORKER_EXTENSION_CLASS!r}).",
-        )

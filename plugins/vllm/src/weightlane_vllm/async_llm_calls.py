@@ -1,0 +1,149 @@
+"""`EngineCalls` on an `AsyncLLM`, whose requests run on while a call is made."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import secrets
+from typing import TYPE_CHECKING, Any, get_args
+
+from weightlane.errors import EngineError
+from weightlane_vllm.async_driver import AsyncDriver
+from weightlane_vllm.engine_calls import ADAPTERS_METHOD, Answered, Asked, PauseMode
+from weightlane_vllm.lora_request import lora_request
+from weightlane_vllm.served_adapters import chosen_adapter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
+
+
+class AsyncLlmCalls:
+    """Made over a live `AsyncLLM`, from any thread but that of its event loop."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._driver = AsyncDriver(engine, name=f"vLLM engine of {engine.model_config.model}")
+        self._prefix = f"weightlane-{secrets.token_hex(4)}"
+        self._numbers = itertools.count()
+
+    @property
+    def config(self) -> Any:
+        """The engine's `VllmConfig`."""
+        return self._engine.vllm_config
+
+    @property
+    def pause_modes(self) -> tuple[PauseMode, ...]:
+        """Those of `pause_generation`; none where it is absent or takes no mode (before 0.16)."""
+        method = getattr(type(self._engine), "pause_generation", None)
+        if method is None or "mode" not in inspect.signature(method).parameters:
+            return ()
+        return _MODES
+
+    def watch(self, pid: int, what: str) -> None:
+        """Also watches the process `pid` of the engine."""
+        self._driver.watch(pid, what)
+
+    def require_alive(self) -> None:
+        """Raises EngineDeadError naming the process once one has ended, EngineError once the loop has."""
+        self._driver.require_alive()
+
+    def collective_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
+        """One call of a worker method on every worker. The engine core takes no step meanwhile."""
+
+        async def call(engine: Any) -> list[Any]:
+            replies: list[Any] = await engine.collective_rpc(method, args=arguments)
+            return replies
+
+        return self._driver.run(what, call, seconds)
+
+    def generate(self, asked: Asked, seconds: float) -> Answered:
+        """All prompts at once; one that is given up is aborted."""
+
+        async def run(engine: Any) -> Answered:
+            adapter = None
+            if asked.adapter is not None:
+                adapter = chosen_adapter(await engine.collective_rpc(ADAPTERS_METHOD), asked.adapter)
+            named = lora_request(adapter) if adapter else None
+            outputs = await asyncio.gather(
+                *(self._last_output(engine, prompt, asked.parameters, named) for prompt in asked.prompts)
+            )
+            return Answered(outputs, adapter)
+
+        return self._driver.run("generate", run, seconds)
+
+    async def _last_output(self, engine: Any, prompt: Any, parameters: Any, named: Any) -> Any:
+        request = f"{self._prefix}-{next(self._numbers)}"
+        last = None
+        # `clone`: vLLM writes into what it is given, and these run side by side.
+        async for output in engine.generate(prompt, parameters.clone(), request, lora_request=named):
+            last = output
+        if last is None or not last.finished:
+            raise EngineError(f"vLLM ended request {request} without a finished output.")
+        return last
+
+    def set_weight_version(self, version: str, seconds: float) -> None:
+        """Labels what the engine samples from now on."""
+        self._driver.run("set_weight_version", lambda engine: engine.update_weight_version(version), seconds)
+
+    def reset_prefix_cache(self, seconds: float) -> bool:
+        """Empties the prefix cache; False where it did not: running requests use blocks."""
+        return bool(
+            self._driver.run("reset_prefix_cache", lambda engine: engine.reset_prefix_cache(), seconds)
+        )
+
+    def reset_prefix_cache_of_running(self, seconds: float) -> bool:
+        """The same, running requests taken off first: they compute their keys and values anew, and go on."""
+        return bool(
+            self._driver.run(
+                "reset_prefix_cache",
+                lambda engine: engine.reset_prefix_cache(reset_running_requests=True),
+                seconds,
+            )
+        )
+
+    def reset_encoder_cache(self, seconds: float) -> None:
+        """Forgets what vision and audio encoders made of inputs."""
+        self._driver.run("reset_encoder_cache", lambda engine: engine.reset_encoder_cache(), seconds)
+
+    def pause(self, mode: PauseMode, seconds: float) -> None:
+        """vLLM's own pause: the call ends once no request runs (`wait`, `abort`) or none is stepped (`keep`).
+
+        The caches are left: they are emptied once the new weights are there, and not before.
+        """
+        self._driver.run(
+            f"pause_generation ({mode})",
+            lambda engine: engine.pause_generation(mode=mode, clear_cache=False),
+            seconds,
+        )
+
+    def resume(self, seconds: float) -> None:
+        """Lets generation go on."""
+        self._driver.run("resume_generation", lambda engine: engine.resume_generation(), seconds)
+
+    def sleep(self, level: int, seconds: float) -> None:
+        """vLLM's sleep. Its scheduler is paused by it, and requests that run are aborted."""
+        self._driver.run("sleep", lambda engine: engine.sleep(level), seconds)
+
+    def wake_up(self, tags: Sequence[str], seconds: float) -> None:
+        """Takes back memory by tag. Once all of it is there vLLM lets generation go on, paused or not."""
+        self._driver.run("wake_up", lambda engine: engine.wake_up(list(tags)), seconds)
+
+    def shutdown(self, seconds: float) -> None:
+        """Ends the engine; processes of it that do not end by themselves are killed."""
+
+        async def end(engine: Any) -> None:
+            engine.shutdown()
+
+        try:
+            self._driver.run("shutdown", end, seconds)
+        except EngineError:
+            pass  # dead, or busy: what is left of it is ended below
+        finally:
+            self._driver.close(end_processes=True)
+
+    def detach(self) -> None:
+        """Lets go of an engine that somebody else owns."""
+        self._driver.close(end_processes=False)
