@@ -6,17 +6,21 @@ import asyncio
 import inspect
 import itertools
 import secrets
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from weightlane.errors import EngineError
 from weightlane_vllm.async_driver import AsyncDriver
-from weightlane_vllm.engine_calls import ADAPTERS_METHOD, Answered, Asked, PauseMode
+from weightlane_vllm.engine_calls import ADAPTERS_METHOD, Asked, Made, PauseMode
 from weightlane_vllm.lora_request import lora_request
+from weightlane_vllm.running_requests import Ran, RunningRequests, running_requests_of
 from weightlane_vllm.served_adapters import chosen_adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from weightlane.adapters import AdapterRef
+
+_T = TypeVar("_T")
 _MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 
 
@@ -28,6 +32,7 @@ class AsyncLlmCalls:
         self._driver = AsyncDriver(engine, name=f"vLLM engine of {engine.model_config.model}")
         self._prefix = f"weightlane-{secrets.token_hex(4)}"
         self._numbers = itertools.count()
+        self._requests = running_requests_of(engine)
 
     @property
     def config(self) -> Any:
@@ -59,34 +64,71 @@ class AsyncLlmCalls:
 
         return self._driver.run(what, call, seconds)
 
-    def generate(self, asked: Asked, seconds: float) -> Answered:
+    def with_requests(self, what: str, function: Callable[[RunningRequests], _T], seconds: float) -> _T:
+        """`function` of the requests that run, on the event loop."""
+
+        async def call(_: Any) -> _T:
+            return function(self._requests)
+
+        return self._driver.run(what, call, seconds)
+
+    def abort(self, choose: Callable[[RunningRequests], list[str]], seconds: float) -> int:
+        """Aborts the requests that `choose` gives the numbers of; they end with what they have."""
+
+        async def call(engine: Any) -> int:
+            numbers = choose(self._requests)
+            if numbers:
+                await engine.abort(numbers, internal=True)
+            return len(numbers)
+
+        return self._driver.run("abort", call, seconds)
+
+    def generate(self, asked: Asked, seconds: float) -> list[Made]:
         """All prompts at once; one that is given up is aborted."""
 
-        async def run(engine: Any) -> Answered:
-            adapter = None
-            if asked.adapter is not None:
-                adapter = chosen_adapter(await engine.collective_rpc(ADAPTERS_METHOD), asked.adapter)
+        async def run(engine: Any) -> list[Made]:
+            resumes, adapter = self._requests.resumes, await self._asked_for(engine, asked)
             named = lora_request(adapter) if adapter else None
-            outputs = await asyncio.gather(
-                *(self._last_output(engine, prompt, asked.parameters, named) for prompt in asked.prompts)
+            ended = await asyncio.gather(
+                *(self._run_one(engine, prompt, asked.parameters, named) for prompt in asked.prompts)
             )
-            return Answered(outputs, adapter)
+            if any(ran.first != resumes for _, ran in ended):
+                # It waited through a swap under a name that never changes, or was asked for in one.
+                adapter = await self._asked_for(engine, asked)
+            return [Made(output, adapter, ran.version) for output, ran in ended]
 
         return self._driver.run("generate", run, seconds)
 
-    async def _last_output(self, engine: Any, prompt: Any, parameters: Any, named: Any) -> Any:
-        request = f"{self._prefix}-{next(self._numbers)}"
-        last = None
+    async def _asked_for(self, engine: Any, asked: Asked) -> AdapterRef | None:
+        if asked.adapter is None:
+            return None
+        return chosen_adapter(await engine.collective_rpc(ADAPTERS_METHOD), asked.adapter)
+
+    async def _run_one(self, engine: Any, prompt: Any, parameters: Any, named: Any) -> tuple[Any, Ran]:
+        number = f"{self._prefix}-{next(self._numbers)}"
+        last, first = None, -1
         # `clone`: vLLM writes into what it is given, and these run side by side.
-        async for output in engine.generate(prompt, parameters.clone(), request, lora_request=named):
+        async for output in engine.generate(prompt, parameters.clone(), number, lora_request=named):
+            first = self._requests.resumes if last is None else first
             last = output
         if last is None or not last.finished:
-            raise EngineError(f"vLLM ended request {request} without a finished output.")
-        return last
+            raise EngineError(f"vLLM ended request {number} without a finished output.")
+        ran = Ran(first, self._requests.resumes, self._requests.published)
+        if not ran.in_one_go and last.outputs[0].finish_reason != "abort":
+            raise EngineError(
+                f"Request {number} was made by more than one version.",
+                "It ran while weights were written, and went on with the new ones (requests='keep').",
+                "Ask again, or connect with requests='drain'.",
+            )
+        return last, ran
 
     def set_weight_version(self, version: str, seconds: float) -> None:
         """Labels what the engine samples from now on."""
         self._driver.run("set_weight_version", lambda engine: engine.update_weight_version(version), seconds)
+
+    def published(self, version: int, seconds: float) -> None:
+        """Notes what is published, on the event loop: outputs that came before tell what was before."""
+        self.with_requests("published", lambda requests: setattr(requests, "published", version), seconds)
 
     def reset_prefix_cache(self, seconds: float) -> bool:
         """Empties the prefix cache; False where it did not: running requests use blocks."""
@@ -121,7 +163,12 @@ class AsyncLlmCalls:
 
     def resume(self, seconds: float) -> None:
         """Lets generation go on."""
-        self._driver.run("resume_generation", lambda engine: engine.resume_generation(), seconds)
+
+        async def call(engine: Any) -> None:
+            self._requests.resumes += 1  # before a request that waited has its first output
+            await engine.resume_generation()
+
+        self._driver.run("resume_generation", call, seconds)
 
     def sleep(self, level: int, seconds: float) -> None:
         """vLLM's sleep. Its scheduler is paused by it, and requests that run are aborted."""

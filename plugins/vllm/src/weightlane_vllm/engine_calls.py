@@ -34,11 +34,12 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """vLLM's finished `RequestOutput`s in the order of the prompts, and the adapter that made them."""
+class Made:
+    """One finished `RequestOutput` of vLLM, the adapter that made it, and what was published at its end."""
 
-    outputs: Sequence[Any]
+    output: Any
     adapter: AdapterRef | None = None
+    version: int | None = None
 
 
 class EngineCalls(Protocol):
@@ -65,11 +66,18 @@ class EngineCalls(Protocol):
     def collective_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
         """One call of a worker method on every worker; `what` names it in errors."""
 
-    def generate(self, asked: Asked, seconds: float) -> Answered:
-        """Generates to the end. No other adapter takes the place of the one that was asked for meanwhile."""
+    def generate(self, asked: Asked, seconds: float) -> list[Made]:
+        """Generates to the end, in the order of the prompts.
+
+        Raises:
+            EngineError: beside what every call raises, one was not made by one version.
+        """
 
     def set_weight_version(self, version: str, seconds: float) -> None:
         """Labels what the engine samples from now on."""
+
+    def published(self, version: int, seconds: float) -> None:
+        """Notes what is published; generations from now on tell it."""
 
     def reset_prefix_cache(self, seconds: float) -> bool:
         """Empties the prefix cache; False where it did not: running requests use blocks."""

@@ -34,6 +34,13 @@ SAMPLE_VERSIONS = "vllm.outputs:CompletionOutput.weight_versions"
 LORA_PATTERNS = "vllm.lora.peft_helper:PEFTHelper.rank_pattern"
 """Modules of an adapter may have ranks and scales of their own; 0.27.1 ignores both patterns in silence."""
 
+PAUSES = "vllm.v1.engine.async_llm:AsyncLLM.pause_generation"
+"""The front drives an `AsyncLLM`, whose requests run on while calls are made and whose pause takes a mode. An
+`LLM` has no request between two calls of it."""
+
+ENCODES = "vllm.config:ModelConfig.is_multimodal_model"
+"""The model has encoders, what these made of inputs is cached, and it depends on the weights."""
+
 CPU_PREPACK_SWITCH = "vllm._custom_ops:_supports_onednn"
 """The module attribute that makes the CPU build pack linear weights away after loading."""
 

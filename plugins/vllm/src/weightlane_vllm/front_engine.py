@@ -9,17 +9,18 @@ import msgspec
 from weightlane import failures, messages
 from weightlane.errors import EngineError
 from weightlane.generation_lengths import require_lengths
-from weightlane_vllm.engine_calls import AGENT_METHOD, Asked
-from weightlane_vllm.facts import SAMPLE_VERSIONS, WEIGHT_VERSION
+from weightlane_vllm.engine_calls import AGENT_METHOD, Asked, Made
+from weightlane_vllm.facts import ENCODES, PAUSES, SAMPLE_VERSIONS, WEIGHT_VERSION
 from weightlane_vllm.opened_engine import WORKER_EXTENSION_CLASS, calls_on
-from weightlane_vllm.requests import RESET_PREFIX_CACHE
+from weightlane_vllm.routes import Routes
 
 if TYPE_CHECKING:
-    from weightlane.adapters import AdapterRef
     from weightlane.facts import EngineFacts
+    from weightlane_vllm.adapter_turnover import AdapterTurnover
 
 __all__ = ["WORKER_EXTENSION_CLASS", "LlmFrontEngine"]
 
+_SYNC_STARTS = frozenset({"receive", "begin-inline", "receive-disk"})
 _GENERATE_SECONDS = 600.0
 _VERSION_SECONDS = 60.0
 _SHUTDOWN_SECONDS = 20.0
@@ -46,7 +47,7 @@ class LlmFrontEngine:
 
     def __init__(self, llm: Any, *, backend: str, start_seconds: float) -> None:
         self._calls = calls_on(llm)
-        self._published: int | None = None
+        self._turnover: AdapterTurnover | None = None
         facts = None
         for reply in self.call_workers(messages.encode(messages.Describe(backend)), start_seconds):
             answer: messages.AgentReply = messages.decode(reply, messages.AgentReply, sender="a worker")
@@ -61,7 +62,9 @@ class LlmFrontEngine:
             )
         if facts is None:
             raise EngineError("No worker of the engine told facts of itself.")
-        self._facts = facts
+        self._facts = self._with_own_facts(facts)
+        self._turnover = self._make_turnover(start_seconds)
+        self._routes = Routes(self._calls, self._turnover)
 
     def facts(self) -> EngineFacts:
         """As the workers told them at the start; raises EngineDeadError once a process has ended."""
@@ -71,27 +74,23 @@ class LlmFrontEngine:
     def call_workers(self, message: bytes, timeout_seconds: float) -> list[bytes]:
         """One encoded reply per worker, in rank order; a publish that all accept also labels the engine."""
         kind = msgspec.msgpack.decode(message, type=_Kind)
+        publishes = kind.type == "publish"
+        if self._turnover and publishes:
+            self._turnover.before_publish(timeout_seconds)
+        elif self._turnover and kind.type in _SYNC_STARTS:
+            self._turnover.release_idle(timeout_seconds)
         replies: list[bytes] = self._calls.collective_rpc(
             kind.type, AGENT_METHOD, (message,), timeout_seconds
         )
-        if kind.type == "publish" and all(_kind(reply) != "failure" for reply in replies):
+        if publishes and all(_kind(reply) != "failure" for reply in replies):
+            if self._turnover:
+                self._turnover.after_publish(timeout_seconds)
             self._label(kind.version)
         return replies
 
     def call(self, route: str, timeout_seconds: float) -> str:
-        """`reset_prefix_cache` is the one call that this era makes."""
-        if route != RESET_PREFIX_CACHE:
-            raise EngineError(
-                f"Backend vllm has no call {route!r}.", f"It has {RESET_PREFIX_CACHE}.", "Connect again."
-            )
-        if not self._calls.reset_prefix_cache(timeout_seconds):
-            raise EngineError(
-                "vLLM did not reset its prefix cache.",
-                "Blocks of running requests are still in use, so later prompts could meet keys and values of "
-                "the old weights.",
-                "Sync when no request runs.",
-            )
-        return "reset"
+        """One of `weightlane_vllm.routes`."""
+        return self._routes.call(route, timeout_seconds)
 
     def generate(self, request: messages.Generate) -> messages.Generations:
         """Continuations of token-id prompts; log-probs are of the model's own distribution, natural log.
@@ -100,7 +99,6 @@ class LlmFrontEngine:
             EngineError: a continuation has not `max_tokens` tokens, the request names an adapter that is not
                 served, or none while adapters are.
         """
-
         from vllm import SamplingParams
 
         parameters = SamplingParams(
@@ -113,10 +111,7 @@ class LlmFrontEngine:
         )
         prompts = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
         asked = Asked(prompts, parameters, self._adapter_asked(request.adapter))
-        answered = self._calls.generate(asked, _GENERATE_SECONDS)
-        generations = tuple(
-            self._generation(output.outputs[0], answered.adapter) for output in answered.outputs
-        )
+        generations = tuple(self._generation(made) for made in self._calls.generate(asked, _GENERATE_SECONDS))
         require_lengths(generations, request.max_tokens, engine="vLLM")
         return messages.Generations(generations)
 
@@ -139,32 +134,53 @@ class LlmFrontEngine:
             )
         return None
 
+    def _with_own_facts(self, facts: EngineFacts) -> EngineFacts:
+        """What the workers told, and what only the process that drives the engine can tell."""
+        own = {
+            PAUSES: bool(self._calls.pause_modes),
+            ENCODES: bool(self._calls.config.model_config.is_multimodal_model),
+        }
+        return msgspec.structs.replace(facts, attributes={**facts.attributes, **own})
+
+    def _make_turnover(self, seconds: float) -> AdapterTurnover | None:
+        from weightlane_vllm.async_llm_calls import AsyncLlmCalls
+
+        if not isinstance(self._calls, AsyncLlmCalls) or self._adapter_asked("") is None:
+            return None
+        from weightlane_vllm.adapter_turnover import AdapterTurnover
+
+        return AdapterTurnover(self._calls, seconds)
+
     def _label(self, version: int) -> None:
+        """Labels what is sampled, unless requests run on: each names the version of its adapter by itself."""
+        if self._turnover and self._turnover.publishes_beside:
+            return
         if self._facts.attributes.get(WEIGHT_VERSION):
             self._calls.set_weight_version(str(version), _VERSION_SECONDS)
-        self._published = version
+        self._calls.published(version, _VERSION_SECONDS)
 
-    def _generation(self, completion: Any, adapter: AdapterRef | None) -> messages.Generation:
+    def _generation(self, made: Made) -> messages.Generation:
+        completion = made.output.outputs[0]
         tokens = tuple(int(token) for token in completion.token_ids)
         logprobs = tuple(
             float(choices[token].logprob) for token, choices in zip(tokens, completion.logprobs, strict=True)
         )
         # vLLM has one label for all of its weights, and several adapters may be served.
-        version = adapter.version if adapter else self._version_of(completion)
+        version = made.adapter.version if made.adapter else self._version_of(completion, made.version)
         return messages.Generation(tokens, logprobs, version)
 
-    def _version_of(self, completion: Any) -> int | None:
-        """The engine's own label of these tokens; where an engine keeps none, what we last published."""
+    def _version_of(self, completion: Any, published: int | None) -> int | None:
+        """The engine's own label of these tokens; where an engine keeps none, what was published then."""
         if not self._facts.attributes.get(SAMPLE_VERSIONS):
-            return self._published
+            return published
         labels = [span.version for span in completion.weight_versions or ()]
-        if self._published is not None and labels != [str(self._published)]:
+        if published is not None and labels != [str(published)]:
             raise EngineError(
                 f"A generation is labelled {', '.join(labels) or 'with no version'} by vLLM.",
-                f"Version {self._published} is what was published.",
+                f"Version {published} is what was published.",
                 "Let nobody else set the engine's weight version.",
             )
-        return self._published
+        return published
 
 
 def _kind(reply: bytes) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import EngineError
 from weightlane_vllm.driver import LlmDriver
-from weightlane_vllm.engine_calls import ADAPTERS_METHOD, Answered, Asked, PauseMode
+from weightlane_vllm.engine_calls import ADAPTERS_METHOD, Asked, Made, PauseMode
 from weightlane_vllm.lora_request import lora_request
 from weightlane_vllm.served_adapters import chosen_adapter
 
@@ -19,6 +19,7 @@ class LlmCalls:
 
     def __init__(self, llm: Any) -> None:
         self._engine = llm.llm_engine
+        self._published: int | None = None
         self._driver = LlmDriver(llm, name=f"vLLM engine of {llm.llm_engine.model_config.model}")
 
     @property
@@ -48,22 +49,27 @@ class LlmCalls:
 
         return self._driver.run(what, call, seconds)
 
-    def generate(self, asked: Asked, seconds: float) -> Answered:
+    def generate(self, asked: Asked, seconds: float) -> list[Made]:
         """In one job with the question for adapters: no sync can come between."""
 
-        def run(llm: Any) -> Answered:
+        def run(llm: Any) -> list[Made]:
             adapter = None
             if asked.adapter is not None:
                 adapter = chosen_adapter(llm.collective_rpc(ADAPTERS_METHOD), asked.adapter)
             named = lora_request(adapter) if adapter else None
             outputs = llm.generate(asked.prompts, asked.parameters, use_tqdm=False, lora_request=named)
-            return Answered(outputs, adapter)
+            return [Made(output, adapter, self._published) for output in outputs]
 
         return self._driver.run("generate", run, seconds)
 
     def set_weight_version(self, version: str, seconds: float) -> None:
         """Labels what the engine samples from now on."""
         self._driver.run("set_weight_version", lambda _: self._engine.set_weight_version(version), seconds)
+
+    def published(self, version: int, seconds: float) -> None:
+        """Notes what is published."""
+        del seconds
+        self._published = version
 
     def reset_prefix_cache(self, seconds: float) -> bool:
         """Empties the prefix cache."""

@@ -116,8 +116,9 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 @hookimpl
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
     from weightlane_vllm.requests import plan_lifecycle
+    from weightlane_vllm.running_policy import with_running_requests
 
-    return plan_lifecycle(context.facts, context.phase)
+    return with_running_requests(context, plan_lifecycle(context.facts, context.phase))
 
 
 @hookimpl
