@@ -51,6 +51,8 @@ def test_every_output_is_made_by_one_version(
     labels = None if older else True
     full_weights(seen, syncs, labels)
     adapters(seen, syncs, labels)
+    assert seen["killed"]["through_the_front"] == [998]
+    assert seen["killed"]["label"] == 998
     assert str(seen["killed"]["process"]) in seen["killed"]["call"][0]
     assert seen["killed"]["call"][0].startswith("EngineDeadError")
     assert seen["killed"]["next"].startswith("EngineDeadError")

@@ -16,7 +16,7 @@ from weightlane_vllm.running_requests import Ran, RunningRequests, running_reque
 from weightlane_vllm.served_adapters import chosen_adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from weightlane.adapters import AdapterRef
 
@@ -25,9 +25,14 @@ _MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 
 
 class AsyncLlmCalls:
-    """Made over a live `AsyncLLM`, from any thread but that of its event loop."""
+    """Made over a live `AsyncLLM`, from any thread but that of its event loop.
+
+    Raises:
+        EngineError: it has no event loop yet, or other processes send requests to the same engine core.
+    """
 
     def __init__(self, engine: Any) -> None:
+        _require_one_client(engine)
         self._engine = engine
         self._driver = AsyncDriver(engine, name=f"vLLM engine of {engine.model_config.model}")
         self._prefix = f"weightlane-{secrets.token_hex(4)}"
@@ -89,8 +94,8 @@ class AsyncLlmCalls:
         async def run(engine: Any) -> list[Made]:
             resumes, adapter = self._requests.resumes, await self._asked_for(engine, asked)
             named = lora_request(adapter) if adapter else None
-            ended = await asyncio.gather(
-                *(self._run_one(engine, prompt, asked.parameters, named) for prompt in asked.prompts)
+            ended = await _all_of(
+                self._run_one(engine, prompt, asked.parameters, named) for prompt in asked.prompts
             )
             if any(ran.first != resumes for _, ran in ended):
                 # It waited through a swap under a name that never changes, or was asked for in one.
@@ -155,11 +160,12 @@ class AsyncLlmCalls:
 
         The caches are left: they are emptied once the new weights are there, and not before.
         """
-        self._driver.run(
-            f"pause_generation ({mode})",
-            lambda engine: engine.pause_generation(mode=mode, clear_cache=False),
-            seconds,
-        )
+
+        async def call(engine: Any) -> None:
+            self._requests.paused = True
+            await engine.pause_generation(mode=mode, clear_cache=False)
+
+        self._driver.run(f"pause_generation ({mode})", call, seconds)
 
     def resume(self, seconds: float) -> None:
         """Lets generation go on."""
@@ -167,16 +173,27 @@ class AsyncLlmCalls:
         async def call(engine: Any) -> None:
             self._requests.resumes += 1  # before a request that waited has its first output
             await engine.resume_generation()
+            self._requests.paused = False
 
         self._driver.run("resume_generation", call, seconds)
 
     def sleep(self, level: int, seconds: float) -> None:
-        """vLLM's sleep. Its scheduler is paused by it, and requests that run are aborted."""
-        self._driver.run("sleep", lambda engine: engine.sleep(level), seconds)
+        """vLLM's sleep, which pauses its scheduler; requests that wait or run go on when it is awake."""
+        self._driver.run("sleep", lambda engine: engine.sleep(level, mode="keep"), seconds)
 
     def wake_up(self, tags: Sequence[str], seconds: float) -> None:
-        """Takes back memory by tag. Once all of it is there vLLM lets generation go on, paused or not."""
-        self._driver.run("wake_up", lambda engine: engine.wake_up(list(tags)), seconds)
+        """Takes back memory by tag.
+
+        Once all of it is there vLLM lets generation go on: a pause of ours is renewed in the same breath. A
+        step may come between; `keep` then freezes what it began.
+        """
+
+        async def call(engine: Any) -> None:
+            await engine.wake_up(list(tags))
+            if self._requests.paused:
+                await engine.pause_generation(mode="keep", clear_cache=False)
+
+        self._driver.run("wake_up", call, seconds)
 
     def shutdown(self, seconds: float) -> None:
         """Ends the engine; processes of it that do not end by themselves are killed."""
@@ -194,3 +211,23 @@ class AsyncLlmCalls:
     def detach(self) -> None:
         """Lets go of an engine that somebody else owns."""
         self._driver.close(end_processes=False)
+
+
+def _require_one_client(engine: Any) -> None:
+    clients = int(vars(engine).get("_client_count", 1))
+    if clients > 1:
+        raise EngineError(
+            f"The AsyncLLM is one of {clients} that share an engine core.",
+            "Requests of the others cannot be seen here, and must not meet an adapter that is removed.",
+            "Start it with one API server process.",
+        )
+
+
+async def _all_of(made: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """What all give; when one fails the others are given up."""
+    tasks = [asyncio.ensure_future(one) for one in made]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

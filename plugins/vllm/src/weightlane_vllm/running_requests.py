@@ -42,6 +42,7 @@ class RunningRequests:
 
     def __init__(self, engine: Any) -> None:
         self._engine = weakref.ref(engine)
+        self.paused = False
         self.resumes = 0
         self.published: int | None = None
         self.served_before: set[str] = set()

@@ -116,7 +116,7 @@ class Load:
     async def _ask_again(self, prompt: tuple[int, ...], tokens: int, ref: Callable[[], Any]) -> None:
         while not self.stopped:
             await self._kept(self.one(prompt, tokens, ref()))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.02 if self.records[-1].error else 0)
 
 
 class Versions:

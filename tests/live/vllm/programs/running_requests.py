@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -335,31 +336,59 @@ def adapters_dropped_by_a_base(bench: Bench, folder: str, other: Any) -> dict[st
     return {
         "aborted": sum(record.reason == "abort" for record in records),
         "refused": sum("not served any more" in record.error for record in records),
-        "errors": sorted({record.error for record in records if "not served any more" not in record.error}),
+        "errors": [it.error for it in records if it.error and "not served any more" not in it.error],
         "base_is_served": base.reason,
         "again": versions.makers(again) == [2],
     }
 
 
 def killed(bench: Bench, model: Any) -> dict[str, Any]:
-    """A killed engine core ends a call that runs, and every later one."""
-    with bench.lane(model, transport="shm") as lane:
-        core = bench.engine.engine_core.resources.engine_manager.processes[0].pid
-        errors: list[str] = []
-        caller = threading.Thread(
-            target=lambda: errors.append(raised(lambda: lane.replicas[0].generate([LONG[0]], max_tokens=300)))
-        )
-        caller.start()
-        time.sleep(0.5)
-        os.kill(core, signal.SIGKILL)
-        started = time.monotonic()
-        caller.join(30.0)
-        return {
-            "took": time.monotonic() - started,
-            "process": str(core),
-            "call": errors,
-            "next": raised(lambda: lane.sync(version=999)),
-        }
+    """Behind a front, where it is synced like any other; then a call that runs, and every later one, ends."""
+    from weightlane.front.server import serve_front
+    from weightlane_vllm.eras import reference_here
+    from weightlane_vllm.front_engine import LlmFrontEngine
+
+    versions = Versions(model)
+    front = LlmFrontEngine(bench.engine, backend=reference_here(), start_seconds=60.0)
+    with tempfile.TemporaryDirectory(prefix="wl-") as private:
+        address = f"unix:{private}/front"
+        threading.Thread(target=serve_front, args=(front, address), daemon=True).start()
+        wait_for(Path(private, "front"))
+        with wl.connect(
+            trainer=wl.trainer("torch", model=model), rollout=[wl.rollout("vllm", url=address)]
+        ) as lane:
+            change(model, 999)
+            versions.keep(998)
+            lane.sync(version=998)
+            (said,) = lane.replicas[0].generate([LONG[0]], max_tokens=TOKENS)
+            core = bench.engine.engine_core.resources.engine_manager.processes[0].pid
+            errors: list[str] = []
+            caller = threading.Thread(
+                target=lambda: errors.append(
+                    raised(lambda: lane.replicas[0].generate([LONG[0]], max_tokens=300))
+                )
+            )
+            caller.start()
+            time.sleep(0.3)
+            os.kill(core, signal.SIGKILL)
+            started = time.monotonic()
+            caller.join(30.0)
+            return {
+                "through_the_front": versions.makers(Record(LONG[0], 0, said.token_ids, said.logprobs)),
+                "label": said.weight_version,
+                "took": time.monotonic() - started,
+                "process": str(core),
+                "call": errors,
+                "next": raised(lambda: lane.sync(version=999)),
+            }
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30.0
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} did not appear")
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":
