@@ -1,6 +1,8 @@
 """Trainer and `AsyncLLM` in one process, requests running all the while; writes what was seen, as JSON.
 
-python running_requests.py MODEL ANSWER SYNCS     (SYNCS: how many of each kind)
+python running_requests.py MODEL ANSWER SYNCS END     (SYNCS: how many of each kind)
+
+END is how the engine ends: `killed`, or `removed`: an adapter goes while a request names it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ TOKENS = 24
 
 
 def main() -> None:
-    folder, answer, syncs = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    folder, answer, syncs, end = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     from transformers import AutoModelForCausalLM
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -67,7 +69,7 @@ def main() -> None:
             ("two_slot", lambda: adapters_beside(bench, folder)),
             ("paused", lambda: adapters_in_place(bench, folder)),
             ("dropped", lambda: adapters_dropped_by_a_base(bench, folder, model)),
-            ("killed", lambda: killed(bench, model)),
+            ("end", (lambda: killed(bench, model)) if end == "killed" else (lambda: removed(bench, folder))),
         ):
             started = time.monotonic()
             seen[name] = check()
@@ -157,7 +159,7 @@ def full_syncs(bench: Bench, model: Any, requests: str, first: int) -> dict[str,
             lane.sync(version=version)
             if requests == "drain":
                 through.join(60.0)
-        time.sleep(0.5)
+        bench.load.start(LONG[1], TOKENS, None)  # whatever the others are at, one is the last version's
         plan = str(lane.plan())
         seen = told(versions, bench.load.end())
     fronts = [
@@ -272,7 +274,7 @@ def adapters_beside(bench: Bench, folder: str) -> dict[str, Any]:
             versions.keep(version)
             lane.sync(version=version)
             refused = bench.load.ask(LONG[0], 4, old)
-        time.sleep(0.3)
+        bench.load.start(LONG[1], TOKENS, lane.adapter_ref())
         seen = told(versions, bench.load.end())
         seen["refused"] = refused.error
         schedule = str(lane.plan())
@@ -312,7 +314,7 @@ def adapters_in_place(bench: Bench, folder: str) -> dict[str, Any]:
             change(model, version)
             versions.keep(version)
             lane.sync(version=version)
-        time.sleep(0.3)
+        bench.load.start(LONG[1], TOKENS, lane.adapter_ref())
         return told(versions, bench.load.end())
 
 
@@ -381,6 +383,30 @@ def killed(bench: Bench, model: Any) -> dict[str, Any]:
                 "call": errors,
                 "next": raised(lambda: lane.sync(version=999)),
             }
+
+
+def removed(bench: Bench, folder: str) -> dict[str, Any]:
+    """The control of the rule: what becomes of the engine when an adapter goes under a running request."""
+    from weightlane.messages import encode
+    from weightlane_vllm.served_adapters import AskAdapters
+
+    model = policy(folder)
+    with bench.lane(model, mode="adapter") as lane:
+        lane.sync(version=1)
+        bench.load.start(LONG[0], 300, lane.adapter_ref())
+        change(model, 2)
+        lane.sync(version=2)
+        core = bench.engine.engine_core.resources.engine_manager.processes[0].pid
+        at_once = encode(AskAdapters("at-once", ("default@1",)))
+        bench.load.loop.run(bench.engine.collective_rpc("weightlane_adapters", args=(at_once,)), 30.0)
+        started = time.monotonic()
+        (record,) = bench.load.end()
+        return {
+            "took": time.monotonic() - started,
+            "process": str(core),
+            "call": [record.error],
+            "next": raised(lambda: lane.sync(version=3)),
+        }
 
 
 def wait_for(path: Path) -> None:
