@@ -84,6 +84,7 @@ class ReplicaSession:
         # What takes requests only cannot tell whether a trainer before this one left it half-written.
         self._dirty = not self._replica.has_agent
         self._released: set[MemoryTag] = set()
+        self._whole_if_unwritten = False
         self.weights_lost = False
 
     @property
@@ -245,6 +246,7 @@ class ReplicaSession:
 
     def publish(self, sync: int, version: int) -> None:
         """Makes the version the one that is served."""
+        self._whole_if_unwritten = False
         if self.has_agent:
             self._call(Publish(self._plan.lane, sync, version), Done, self._bounds.finish)
         self._run(self._replica.program.publish, version)
@@ -259,7 +261,11 @@ class ReplicaSession:
             self._paused = self._resume_in_doubt = False
 
     def touched(self) -> None:
-        """Buckets may reach this replica from now on, or it missed a version: only publishing resumes it."""
+        """Buckets may reach this replica from now on, or it missed a version: publishing resumes it.
+
+        Else that does its agents' word, once the sync has failed: that nothing was written.
+        """
+        self._whole_if_unwritten = self._paused and not self._dirty
         self._dirty = True
 
     def start_to_cancel(self, sync: int, version: int, cause: str) -> threading.Thread:
@@ -299,6 +305,14 @@ class ReplicaSession:
         if self.has_agent:
             with contextlib.suppress(WeightlaneError):
                 self._call(Cancel(self._plan.lane, sync, cause), Done, _CLEANUP_SECONDS)
+                self._resume_if_unwritten(version)
+
+    def _resume_if_unwritten(self, version: int) -> None:
+        """A publication that was begun is no such case: caches may be stale though all weights are whole."""
+        if self._whole_if_unwritten:
+            workers = self.residency(_CLEANUP_SECONDS).workers
+            self._dirty = not (workers and all(worker.servable for worker in workers))
+            self._resume_if_clean(version)
 
     def _resume_if_clean(self, version: int) -> None:
         if self._dirty:

@@ -82,6 +82,8 @@ def full_weights(seen: dict[str, Any], syncs: int, labels: bool | None) -> None:
     late = seen["late"]
     assert "did not finish pause_generation (wait) within 0.5 s" in late["error"]
     assert (late["went_on"], late["length"], late["next"]) == ([True], [300], True)
+    assert "the cable is out" in late["unwritten"]
+    assert late["served_on"]
     stale = seen["stale"]
     assert stale["stale_hit"] >= 128, "else nothing is shown"
     assert stale["stale_is_wrong"]

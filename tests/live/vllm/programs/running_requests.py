@@ -26,6 +26,7 @@ from running_load import Load, Record, Versions
 
 import weightlane as wl
 from weightlane.bounds import DEFAULT_BOUNDS
+from weightlane.transports.shm import ShmSink
 from weightlane_vllm.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -197,15 +198,19 @@ def kept_ones_go_on(bench: Bench, model: Any, first: int) -> dict[str, Any]:
 
 
 def one_that_does_not_end(bench: Bench, model: Any, first: int) -> dict[str, Any]:
-    """The drain has a bound; a sync that fails there lets everything go on."""
+    """The drain has a bound; a sync that fails there, or before it wrote, lets everything go on."""
     versions = Versions(model)
-    with bench.lane(model, bounds=dataclasses.replace(DEFAULT_BOUNDS, drain=0.5)) as lane:
+    bounds = dataclasses.replace(DEFAULT_BOUNDS, drain=0.5, lost_after=3.0)
+    with bench.lane(model, transport="shm", bounds=bounds) as lane:
         change(model, first)
         versions.keep(first)
         lane.sync(version=first)
         bench.load.start(LONG[0], 300, None)
         error = raised(lambda: lane.sync(version=first + 1))
         records = bench.load.end()
+        with mock.patch.object(ShmSink, "put", side_effect=OSError("the cable is out")):
+            unwritten = raised(lambda: lane.sync(version=first + 1))
+        served = bench.load.ask(LONG[0], TOKENS, None)
         change(model, first + 2)
         versions.keep(first + 2)
         lane.sync(version=first + 2)
@@ -214,6 +219,8 @@ def one_that_does_not_end(bench: Bench, model: Any, first: int) -> dict[str, Any
         "error": error,
         "went_on": [versions.makers(record) == [first] for record in records],
         "length": [len(record.tokens) for record in records],
+        "unwritten": unwritten,
+        "served_on": versions.makers(served) == [first],
         "next": versions.makers(after) == [first + 2],
     }
 
