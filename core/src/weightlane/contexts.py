@@ -68,7 +68,7 @@ class LaunchContext:
     `facts.device` is "cpu" for an engine that is to use no GPU. `address` is where a lane is to reach it, ""
     for what the plugin proposes. `swap` is how the lane will swap adapters (mode adapter): the engine needs
     `weightlane.adapters.SLOTS_NEEDED` of them. `lora_rank` is the largest rank of their modules, 0 where it
-    was not told.
+    was not told. `release` is the memory that the lane will let go and take back.
     """
 
     descriptor: BackendDescriptor
@@ -79,6 +79,7 @@ class LaunchContext:
     address: str = ""
     swap: SwapPolicy = "two_slot"
     lora_rank: int = 0
+    release: tuple[MemoryTag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

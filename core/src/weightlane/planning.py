@@ -218,10 +218,14 @@ def make_plan(
             requests=request.requests,
             drain_seconds=request.drain_seconds,
         )
-        program = with_lifecycle(
-            registry.call_build_requests(replica.selected, context),
-            registry.call_plan_lifecycle(replica.selected, context),
-        )
+        try:
+            program = with_lifecycle(
+                registry.call_build_requests(replica.selected, context),
+                registry.call_plan_lifecycle(replica.selected, context),
+            )
+        except PlanError as refusal:
+            problems += refusal.problems
+            continue
         problems += frame_problems(program, buckets, tensors)
         problems += memory_problems(program, request.release, replica)
         problems += request_problems(program, request.requests, replica)

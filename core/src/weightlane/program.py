@@ -29,11 +29,15 @@ class EngineCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemoryCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How memory of one tag is let go and taken back: always both, so that the two are symmetric."""
+    """How memory of one tag is let go and taken back: always both, so that the two are symmetric.
+
+    `contents` says whether `resume` brings back what was in it (from a copy on the host) or only the memory.
+    """
 
     tag: MemoryTag
     release: EngineCall
     resume: EngineCall
+    contents: Literal["kept", "lost"] = "lost"
 
 
 class AgentMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="agent"):

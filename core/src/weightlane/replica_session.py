@@ -139,10 +139,12 @@ class ReplicaSession:
                 "Wake the engine before the sync, or name that memory in connect(release=...).",
             )
         self._released = {managed[tag] for tag in told}
-        if "weights" in told:
-            self._dirty = self.weights_lost = True
-        if not all(worker.servable for worker in residency.workers):
+        lost = "weights" in told & {
+            item.tag for item in self._replica.program.memory if item.contents == "lost"
+        }
+        if lost or any(worker.cause for worker in residency.workers):  # one that only sleeps is whole
             self._dirty = True
+            self.weights_lost |= "weights" in told
 
     def sleep(self, version: int) -> None:
         """Holds generation back and lets go of all memory that the lane manages and still has."""
@@ -335,7 +337,7 @@ class ReplicaSession:
             return
         # Before the call: what may be released is taken back, and weights that may be lost are not served.
         self._released.add(item.tag)
-        if item.tag == "weights":
+        if item.tag == "weights" and item.contents == "lost":
             self._dirty = self.weights_lost = True
         self._run((item.release,), version)
 

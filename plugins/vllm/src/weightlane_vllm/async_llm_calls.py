@@ -181,6 +181,10 @@ class AsyncLlmCalls:
         """vLLM's sleep, which pauses its scheduler; requests that wait or run go on when it is awake."""
         self._driver.run("sleep", lambda engine: engine.sleep(level, mode="keep"), seconds)
 
+    def release_kv_cache_memory(self, seconds: float) -> None:
+        """Lets the cache go alone; no request may run."""
+        self._driver.run("release_kv_cache_memory", lambda engine: engine.release_kv_cache_memory(), seconds)
+
     def wake_up(self, tags: Sequence[str], seconds: float) -> None:
         """Takes back memory by tag.
 

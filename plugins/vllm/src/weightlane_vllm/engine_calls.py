@@ -97,6 +97,9 @@ class EngineCalls(Protocol):
     def sleep(self, level: int, seconds: float) -> None:
         """vLLM's sleep. Its scheduler is paused by it."""
 
+    def release_kv_cache_memory(self, seconds: float) -> None:
+        """Lets the cache go alone, while scheduling is held back (level 0); absent before 0.32."""
+
     def wake_up(self, tags: Sequence[str], seconds: float) -> None:
         """Takes back memory by tag. Once all of it is there vLLM lets generation go on, paused or not."""
 

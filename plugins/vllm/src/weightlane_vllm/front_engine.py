@@ -10,9 +10,10 @@ from weightlane import failures, messages
 from weightlane.errors import EngineError
 from weightlane.generation_lengths import require_lengths
 from weightlane_vllm.engine_calls import AGENT_METHOD, Asked, Made
-from weightlane_vllm.facts import ENCODES, PAUSES, SAMPLE_VERSIONS, WEIGHT_VERSION
+from weightlane_vllm.facts import ENCODES, KV_CACHE_ALONE, PAUSES, SAMPLE_VERSIONS, WEIGHT_VERSION
 from weightlane_vllm.opened_engine import WORKER_EXTENSION_CLASS, calls_on
 from weightlane_vllm.routes import Routes
+from weightlane_vllm.sleep_calls import EngineMemory
 
 if TYPE_CHECKING:
     from weightlane.facts import EngineFacts
@@ -23,6 +24,7 @@ __all__ = ["WORKER_EXTENSION_CLASS", "LlmFrontEngine"]
 _SYNC_STARTS = frozenset({"receive", "begin-inline", "receive-disk"})
 _GENERATE_SECONDS = 600.0
 _VERSION_SECONDS = 60.0
+_ASK_SECONDS = 60.0
 _SHUTDOWN_SECONDS = 20.0
 
 
@@ -64,7 +66,9 @@ class LlmFrontEngine:
             raise EngineError("No worker of the engine told facts of itself.")
         self._facts = self._with_own_facts(facts)
         self._turnover = self._make_turnover(start_seconds)
-        self._routes = Routes(self._calls, self._turnover)
+        self._sleeps = facts.launch_arguments.get("enable_sleep_mode") == "true"
+        self._memory = EngineMemory(self._calls, cache_alone=facts.attributes.get(KV_CACHE_ALONE, False))
+        self._routes = Routes(self._calls, self._turnover, self._memory)
 
     def facts(self) -> EngineFacts:
         """As the workers told them at the start; raises EngineDeadError once a process has ended."""
@@ -98,7 +102,10 @@ class LlmFrontEngine:
         Raises:
             EngineError: a continuation has not `max_tokens` tokens, the request names an adapter that is not
                 served, or none while adapters are.
+            NotServableError: the engine sleeps, or has lost its weights to a sleep.
         """
+        if self._sleeps:
+            self._memory.require_awake(_ASK_SECONDS)
         from vllm import SamplingParams
 
         parameters = SamplingParams(

@@ -99,6 +99,10 @@ class LlmCalls:
         """vLLM's sleep."""
         self._driver.run("sleep", lambda llm: llm.sleep(level=level), seconds)
 
+    def release_kv_cache_memory(self, seconds: float) -> None:
+        """Lets the cache go alone."""
+        self._driver.run("release_kv_cache_memory", lambda llm: llm.release_kv_cache_memory(), seconds)
+
     def wake_up(self, tags: Sequence[str], seconds: float) -> None:
         """Takes back memory by tag."""
         self._driver.run("wake_up", lambda llm: llm.wake_up(tags=list(tags)), seconds)

@@ -117,8 +117,11 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
     from weightlane_vllm.requests import plan_lifecycle
     from weightlane_vllm.running_policy import with_running_requests
+    from weightlane_vllm.sleep_plan import require_no_frozen_requests
 
-    return with_running_requests(context, plan_lifecycle(context.facts, context.phase))
+    require_no_frozen_requests(context)
+    lifecycle = plan_lifecycle(context.facts, context.phase, context.release)
+    return with_running_requests(context, lifecycle)
 
 
 @hookimpl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from weightlane.errors import EngineError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from weightlane_vllm.adapter_turnover import AdapterTurnover
     from weightlane_vllm.engine_calls import EngineCalls, PauseMode
+    from weightlane_vllm.sleep_calls import EngineMemory
 
 PAUSE_DRAIN = "pause_generation:wait"
 PAUSE_ABORT = "pause_generation:abort"
@@ -29,9 +31,10 @@ class Routes:
     Args:
         calls: on the engine.
         turnover: of its adapters, where requests run beside syncs and name adapters.
+        memory: of the engine.
     """
 
-    def __init__(self, calls: EngineCalls, turnover: AdapterTurnover | None) -> None:
+    def __init__(self, calls: EngineCalls, turnover: AdapterTurnover | None, memory: EngineMemory) -> None:
         self._calls = calls
         self._turnover = turnover
         self._known: Mapping[str, Callable[[float], str]] = {
@@ -44,6 +47,7 @@ class Routes:
             RESUME: self._resume,
             DRAIN_OLD_ADAPTERS: self._drain_old,
             ABORT_OLD_ADAPTERS: self._abort_old,
+            **{route: functools.partial(memory.call, route) for route in memory.ROUTES},
         }
 
     def call(self, route: str, seconds: float) -> str:

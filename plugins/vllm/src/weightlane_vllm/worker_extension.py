@@ -25,3 +25,9 @@ class WeightlaneWorkerExtension:
         from weightlane_vllm.served_adapters import tell_served
 
         return tell_served(self, request)
+
+    def weightlane_sleep(self) -> bytes:
+        """What this worker has let go of: `SleepState` or a `Failure`, encoded; never raises."""
+        from weightlane_vllm.sleep_calls import tell_sleep
+
+        return tell_sleep(self)
