@@ -11,6 +11,7 @@ from weightlane.front.desk import FrontDesk
 from weightlane.front.endpoint import LocalEndpoint
 from weightlane_vllm.eras import reference_here
 from weightlane_vllm.front_engine import LlmFrontEngine
+from weightlane_vllm.general_plugin import FRONT_ADDRESS
 from weightlane_vllm.opened_engine import is_async, require_engine
 
 if TYPE_CHECKING:
@@ -31,10 +32,9 @@ def open_endpoint(target: RolloutTarget, timeout_seconds: float) -> EngineEndpoi
     if target.address.startswith(("http:", "https:")):
         raise EngineError(
             f"Backend vllm cannot reach {target.address}.",
-            "In this era weights are received by an agent in the engine's workers, which a vLLM HTTP server "
-            "gives no way to call.",
-            "Start the engine with `python -m weightlane_vllm.server --address unix:/PATH`, and give that "
-            "address.",
+            "Weights are received by an agent in the engine's workers, which no HTTP route of vLLM calls.",
+            f"Start that server with {FRONT_ADDRESS}=unix:/PATH in its environment, or `python -m "
+            "weightlane_vllm.server --address unix:/PATH`, and give that address.",
         )
     return FrontEndpoint(target.address, timeout_seconds)
 
