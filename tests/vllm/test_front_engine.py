@@ -15,6 +15,7 @@ from weightlane.agent import WorkerAgent
 from weightlane.errors import EngineError, PluginError
 from weightlane.facts import EngineFacts
 from weightlane.receiver import WorkerDescription
+from weightlane_vllm.engine_calls import Made
 from weightlane_vllm.facts import SAMPLE_VERSIONS, WEIGHT_VERSION
 from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS, LlmFrontEngine
 from weightlane_vllm.lora_request import lora_number
@@ -89,7 +90,10 @@ class FakeLlm:
         self.llm_engine = SimpleNamespace(
             engine_core=SimpleNamespace(),
             model_config=SimpleNamespace(model="/model"),
-            vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls=extension)),
+            vllm_config=SimpleNamespace(
+                parallel_config=SimpleNamespace(worker_extension_cls=extension),
+                model_config=SimpleNamespace(is_multimodal_model=False),
+            ),
             set_weight_version=lambda version: setattr(self, "label", version),
         )
 
@@ -153,6 +157,13 @@ def completion(label: str) -> Any:
     )
 
 
+def stamped(engine: LlmFrontEngine, completion: Any) -> messages.Generation:
+    """As one that ends now."""
+    return engine._generation(
+        Made(SimpleNamespace(outputs=[completion]), None, engine._calls._published)  # type: ignore[attr-defined]
+    )
+
+
 def test_facts_are_the_workers_own(engine: LlmFrontEngine) -> None:
     assert engine.facts().source == "worker"
 
@@ -161,7 +172,7 @@ def test_facts_are_the_workers_own(engine: LlmFrontEngine) -> None:
 def test_a_published_version_labels_the_engine(engine: LlmFrontEngine, llm: FakeLlm) -> None:
     assert all(isinstance(reply, messages.Done) for reply in sync(engine, 7))
     assert llm.label == "7"
-    assert engine._generation(completion("7"), None) == messages.Generation((5, 6), (-0.5, -0.25), 7)
+    assert stamped(engine, completion("7")) == messages.Generation((5, 6), (-0.5, -0.25), 7)
 
 
 def test_a_refused_publish_labels_nothing(engine: LlmFrontEngine, llm: FakeLlm) -> None:
@@ -171,13 +182,13 @@ def test_a_refused_publish_labels_nothing(engine: LlmFrontEngine, llm: FakeLlm) 
         for reply in replies
     )
     assert llm.label == "default"
-    assert engine._generation(completion("default"), None).weight_version is None
+    assert stamped(engine, completion("default")).weight_version is None
 
 
 def test_a_label_set_by_somebody_else_is_an_error(engine: LlmFrontEngine) -> None:
     sync(engine, 7)
     with pytest.raises(EngineError, match="labelled 8"):
-        engine._generation(completion("8"), None)
+        stamped(engine, completion("8"))
 
 
 @pytest.fixture
@@ -225,7 +236,7 @@ def test_an_engine_without_labels_is_stamped_with_what_was_published() -> None:
     sync(engine, 3)
     unlabelled = completion("")
     unlabelled.weight_versions = None
-    assert engine._generation(unlabelled, None).weight_version == 3
+    assert stamped(engine, unlabelled).weight_version == 3
     engine.detach()
 
 
@@ -235,7 +246,7 @@ def test_an_engine_whose_outputs_carry_no_label_is_stamped_likewise() -> None:
     sync(engine, 3)
     output = completion("")
     del output.weight_versions  # 0.27.1 has no such field
-    assert engine._generation(output, None).weight_version == 3
+    assert stamped(engine, output).weight_version == 3
     assert llm.label == "3", "it can be told all the same"
     engine.detach()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from typing import Literal
 
 import pytest
@@ -9,6 +10,7 @@ from weightlane.errors import PlanError
 from weightlane.facts import EngineFacts
 from weightlane.types import Mode
 from weightlane_vllm import server
+from weightlane_vllm.general_plugin import FRONT_ADDRESS
 from weightlane_vllm.launch import FrontStart, cpu_binding, front_command, front_environment, plan_launch
 from weightlane_vllm.plugin import weightlane_register_backends
 
@@ -103,3 +105,32 @@ def test_the_launch_plan_refuses_an_address_where_no_front_can_listen() -> None:
         with pytest.raises(PlanError, match="address"):
             plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/model", address=address))
     assert plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/model")).address.startswith("unix:/")
+
+
+@pytest.mark.parametrize(
+    ("device", "command"),
+    [
+        ("gpu", ["vllm", "serve"]),
+        (
+            "cpu",
+            ["python", "-m", "vllm.entrypoints.openai.api_server", "--model"],
+        ),  # its `vllm` does not start
+    ],
+)
+def test_the_launch_plan_tells_how_the_openai_server_is_started_instead(
+    device: Literal["cpu", "gpu"], command: list[str]
+) -> None:
+    descriptor, *_ = weightlane_register_backends()
+    facts = EngineFacts(engine="vllm", version="0.32.0", source="installed", device=device)
+    context = LaunchContext(
+        descriptor, facts, Mode.ADAPTER, "/a model", 2, address="unix:/run/mine/s", lora_rank=8
+    )
+    plan = plan_launch(context)
+    (note,) = (note for note in plan.notes if "OpenAI server" in note)
+    words = shlex.split(note.partition(": ")[2])
+    assert f"{FRONT_ADDRESS}=unix:/run/mine/s" in words
+    at = words.index(command[0])
+    assert words[at : words.index("--tensor-parallel-size")] == [*command, "/a model"]
+    assert words[words.index("--tensor-parallel-size") :] == list(
+        plan.arguments[plan.arguments.index("--tensor-parallel-size") :]
+    )

@@ -13,6 +13,7 @@ from weightlane_vllm.eras import probe_base_layer_names, probe_lora_load_weights
 from weightlane_vllm.facts import (
     CPU_PREPACK_SWITCH,
     DISTRIBUTIONS,
+    KV_CACHE_ALONE,
     LORA_LOAD_WEIGHTS,
     SAMPLE_VERSIONS,
     WEIGHT_VERSION,
@@ -146,6 +147,7 @@ def test_an_installed_package_is_read_and_not_imported(
         WORKER_EXTENSION: True,
         WEIGHT_VERSION: True,
         SAMPLE_VERSIONS: True,
+        KV_CACHE_ALONE: False,
         CPU_PREPACK_SWITCH: True,
     }
     assert isinstance(probe_lora_load_weights(facts), Viable)

@@ -22,8 +22,11 @@ SWAP_POLICIES: tuple[SwapPolicy, ...] = ("two_slot", "paused")
 SLOTS_NEEDED: dict[SwapPolicy, int] = {"two_slot": 2, "paused": 1}
 """Adapters that an engine must be able to hold at once, for each adapter that a lane serves there."""
 
-GenerationDuringSync: TypeAlias = Literal["held", "goes-on"]
-"""Whether a front holds generation back from the first message of a sync until it is published."""
+GenerationDuringSync: TypeAlias = Literal["held", "goes-on", "engine-held"]
+"""Whether a front holds generation back from the first message of a sync until it is published.
+
+`engine-held`: it keeps new requests back; those that run are held by the engine's own pause, so that it does
+not wait for them."""
 
 
 AdapterForm: TypeAlias = Literal["as-trained", "normal"]

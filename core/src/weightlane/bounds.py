@@ -17,7 +17,8 @@ class Bounds:
     between a rank and a worker. `finish`: from the last bucket to one replica's report. `lost_after`:
     silence after which a peer counts as dead. `collective`: one collective of the lane's own group; longer
     than a bucket, since another rank may be waiting for its worker between two collectives. A killed rank
-    breaks a collective at once; this bound is for one that is stopped or cut off.
+    breaks a collective at once; this bound is for one that is stopped or cut off. `drain`: until the requests
+    that run in one engine have ended, where a sync waits for them.
     """
 
     connect: float = 180.0
@@ -26,10 +27,12 @@ class Bounds:
     finish: float = 120.0
     lost_after: float = 10.0
     collective: float = 150.0
+    drain: float = 300.0
 
     def whole_sync(self, buckets: int, replicas: int) -> float:
         """The sum of what one sync may wait for: the bound of whoever only waits for its end."""
-        return self.connect + (self.start + self.finish) * (replicas + 1) + self.bucket * buckets
+        waits = (self.start + self.finish) * (replicas + 1) + self.drain * replicas
+        return self.connect + waits + self.bucket * buckets
 
 
 DEFAULT_BOUNDS = Bounds()

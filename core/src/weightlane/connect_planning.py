@@ -40,6 +40,8 @@ def plan_request(wishes: Wishes, selected: Selected | None, above: LanePlan | No
         release=wishes.release,
         read_back=wishes.read_back,
         swap=wishes.swap,
+        requests=wishes.requests,
+        drain_seconds=wishes.bounds.drain,
         trained_on=above.trained_on if above else None,
         trainer_options=wishes.trainer.options_for(selected.descriptor) if selected else {},
     )

@@ -12,7 +12,14 @@ from weightlane.bounds import DEFAULT_BOUNDS, Bounds
 from weightlane.buckets import DEFAULT_BUCKET_BYTES
 from weightlane.errors import EngineError, UsageError, near_names
 from weightlane.specs import rollout, trainer
-from weightlane.types import MEMORY_TAGS, READ_BACK_POLICIES, VERIFY_LEVELS, Mode, TransportName
+from weightlane.types import (
+    MEMORY_TAGS,
+    READ_BACK_POLICIES,
+    REQUEST_POLICIES,
+    VERIFY_LEVELS,
+    Mode,
+    TransportName,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from weightlane.adapters import SwapPolicy
     from weightlane.lane import Lane
     from weightlane.specs import RolloutSpec, TrainerSpec
-    from weightlane.types import MemoryTag, MissingPolicy, ReadBackPolicy, VerifyLevel
+    from weightlane.types import MemoryTag, MissingPolicy, ReadBackPolicy, RequestPolicy, VerifyLevel
 
 __all__ = ["connect", "rollout", "trainer"]
 
@@ -40,6 +47,7 @@ def connect(
     release: Collection[MemoryTag] = (),
     read_back: ReadBackPolicy = "first",
     swap: SwapPolicy | None = None,
+    requests: RequestPolicy | None = None,
     control: str | None = None,
     bounds: Bounds = DEFAULT_BOUNDS,
     locked: str | Path | None = None,
@@ -80,6 +88,14 @@ def connect(
             `paused`: the engine holds one adapter, whose name never changes; generation is held back while it
             is exchanged. An engine that cannot keep the policy is refused. `lane.adapter_ref()` is right
             under both.
+        requests: what a sync does with requests that run in an engine. `drain`: it waits until they have
+            ended, so that each is answered by one version; longer than `bounds.drain`, and the sync fails.
+            `abort`: they end at once, unfinished. `keep`: they stand still while weights are written and go
+            on with the new ones, their context computed anew, so that an answer may be of two versions. New
+            requests wait under each. With `swap="two_slot"` requests keep the adapter that they name, and
+            this says what becomes of those that still run with it at the sync after the next. None takes
+            what the engine's backend does by itself, which the plan tells; a policy that it cannot keep is
+            refused.
         control: `tcp://host:port` of the control channel, equal on all ranks; None asks the store that
             `torch.distributed` was initialised with.
         bounds: every wait's limit.
@@ -89,8 +105,8 @@ def connect(
     Raises:
         LockError: what would be selected is not what the lock names, or the lock cannot be read.
         PlanError: every problem of the plan at once.
-        UsageError: `verify`, `read_back` or `swap` is no word of theirs, or `swap` means nothing here;
-            raised before any other rank is met.
+        UsageError: `verify`, `read_back`, `swap` or `requests` is no word of theirs, or `swap` means nothing
+            here; raised before any other rank is met.
         WeightlaneError: an engine that does not answer, no backend, a lost rank.
     """
     from weightlane.connect_procedure import ConnectProcedure
@@ -102,7 +118,7 @@ def connect(
     level, tags, moved = _verify_level(verify), _memory_tags(release), Mode(mode)
     carrier = None if transport is None else TransportName(transport)
     compared = _read_back_policy(read_back)
-    swapped = _swap_policy(swap, moved)
+    swapped, running = _swap_policy(swap, moved), _request_policy(requests)
     rank, world_size = _place_among_ranks()
     number = next(_lane_numbers)
     channel = open_control_channel(
@@ -128,6 +144,7 @@ def connect(
         locked=None if locked is None else Path(locked),
         read_back=compared,
         swap=swapped,
+        requests=running,
     )
     procedure = ConnectProcedure(wishes, channel)
     try:
@@ -187,6 +204,19 @@ def _swap_policy(wanted: str | None, mode: Mode) -> SwapPolicy:
         f"swap={wanted!r} is no policy.",
         f"It is one of {', '.join(SWAP_POLICIES)}.",
         f"Use {(near_names(str(wanted), SWAP_POLICIES) or SWAP_POLICIES)[0]}.",
+    )
+
+
+def _request_policy(wanted: str | None) -> RequestPolicy | None:
+    for policy in REQUEST_POLICIES:
+        if wanted == policy:
+            return policy
+    if wanted is None:
+        return None
+    raise UsageError(
+        f"requests={wanted!r} is no policy.",
+        f"It is one of {', '.join(REQUEST_POLICIES)}.",
+        f"Use {(near_names(str(wanted), REQUEST_POLICIES) or REQUEST_POLICIES)[0]}.",
     )
 
 

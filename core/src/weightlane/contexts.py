@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from weightlane.peft import AdapterConfig
     from weightlane.receiver import NameEntry, WorkerDescription
     from weightlane.trace.table import PlacementTable
-    from weightlane.types import BackendDescriptor, MemoryTag, Mode, Phase, TransportName, VerifyLevel
+    from weightlane.types import (
+        BackendDescriptor,
+        MemoryTag,
+        Mode,
+        Phase,
+        RequestPolicy,
+        TransportName,
+        VerifyLevel,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,7 @@ class LaunchContext:
     `facts.device` is "cpu" for an engine that is to use no GPU. `address` is where a lane is to reach it, ""
     for what the plugin proposes. `swap` is how the lane will swap adapters (mode adapter): the engine needs
     `weightlane.adapters.SLOTS_NEEDED` of them. `lora_rank` is the largest rank of their modules, 0 where it
-    was not told.
+    was not told. `release` is the memory that the lane will let go and take back.
     """
 
     descriptor: BackendDescriptor
@@ -71,6 +79,7 @@ class LaunchContext:
     address: str = ""
     swap: SwapPolicy = "two_slot"
     lora_rank: int = 0
+    release: tuple[MemoryTag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +192,9 @@ class TraceModelContext:
 class BuildRequestsContext:
     """For `weightlane_build_requests` and `weightlane_plan_lifecycle`: one replica, fully planned.
 
-    `release` lists the memory that the lane is to let go while the engine does not generate.
+    `release` lists the memory that the lane is to let go while the engine does not generate. `swap` is how
+    the adapter is swapped, in phase ADAPTER. `requests` is what is to become of requests that run, None for
+    what the backend does by itself; where they are waited for, for `drain_seconds` at most.
     """
 
     descriptor: BackendDescriptor
@@ -195,6 +206,9 @@ class BuildRequestsContext:
     workers: tuple[WorkerDescription, ...]
     verify: VerifyLevel
     release: tuple[MemoryTag, ...] = ()
+    swap: SwapPolicy | None = None
+    requests: RequestPolicy | None = None
+    drain_seconds: float = DEFAULT_BOUNDS.drain
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,8 @@ def weightlane_plan_lifecycle(
     Called for both backends. A rollout backend gets a `BuildRequestsContext`, once per replica, and gives a
     `Lifecycle`; a trainer backend gets a `TrainerLifecycleContext`, once, and gives a `TrainerLifecycle`. One
     that loads and offloads nothing says so with an empty one. `weightlane.schedule` merges them. Called while
-    planning: at connect, and again when a replica was started anew.
+    planning: at connect, and again when a replica was started anew. A rollout backend that cannot do what
+    `context.release` asks of this very engine raises `PlanError`.
     """
     raise NotImplementedError
 

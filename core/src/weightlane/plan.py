@@ -72,7 +72,9 @@ class ReplicaPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def generation(self) -> GenerationDuringSync:
         """What a front does with generation during a sync."""
-        return self.adapter.generation if self.adapter else "held"
+        if self.adapter is not None and self.adapter.generation == "goes-on":
+            return "goes-on"
+        return "engine-held" if self.program.requests and self.program.pause else "held"
 
     @property
     def decided(self) -> ReplicaPlan:
@@ -246,6 +248,8 @@ class LanePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 lines.append(f"    folder: {folder}")
             if replica.adapter:
                 lines.append(f"    adapter swap {replica.adapter.swap}, form {replica.adapter.form}")
+            if replica.program.requests:
+                lines.append(f"    requests that run: {replica.program.requests}")
             if not replica.stamps_version:
                 lines.append("    note: samples carry no weight version: nobody can tell how old one is")
             notes = replica.notes + replica.program.notes + (replica.adapter.notes if replica.adapter else ())

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weightlane.planning import OpenReplica
     from weightlane.program import Program
     from weightlane.receiver import ExpectedTensor, NameEntry
-    from weightlane.types import MemoryTag, ReadBackPolicy
+    from weightlane.types import MemoryTag, ReadBackPolicy, RequestPolicy
 
 
 def duplicate_names(tensors: Sequence[WireTensor]) -> list[Problem]:
@@ -184,6 +184,16 @@ def memory_problems(program: Program, release: Sequence[MemoryTag], replica: Ope
         for tag in dict.fromkeys((*release, *planned))
         if planned.count(tag) != int(tag in release)
     ]
+
+
+def request_problems(program: Program, wanted: RequestPolicy | None, replica: OpenReplica) -> list[Problem]:
+    """A policy for requests that run which this engine cannot keep."""
+    if wanted is None or program.requests == wanted:
+        return []
+    does = f"it keeps {program.requests}" if program.requests else "it plans nothing for them"
+    what = f"requests={wanted!r} is asked for, and {replica.endpoint.address} cannot keep it: {does}"
+    fix = f'Connect with requests="{program.requests}".' if program.requests else "Leave it out."
+    return [Problem("running-requests", f"replica {replica.number}", what, fix)]
 
 
 def read_back_problems(

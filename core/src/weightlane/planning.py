@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from weightlane.adapter_planning import base_of_adapter, in_one_form, naming_problems
+from weightlane.bounds import DEFAULT_BOUNDS
 from weightlane.buckets import lay_out_buckets
 from weightlane.contexts import (
     BuildRequestsContext,
@@ -23,6 +24,7 @@ from weightlane.plan_problems import (
     lost_base_problems,
     memory_problems,
     read_back_problems,
+    request_problems,
 )
 from weightlane.program import AgentMove, with_lifecycle
 from weightlane.replica_mapping import map_replica
@@ -41,7 +43,13 @@ if TYPE_CHECKING:
     from weightlane.registry import Registry, Selected
     from weightlane.replica_mapping import MappedReplica
     from weightlane.trace.table import PlacementTable
-    from weightlane.types import MemoryTag, MissingPolicy, ReadBackPolicy, VerifyLevel
+    from weightlane.types import (
+        MemoryTag,
+        MissingPolicy,
+        ReadBackPolicy,
+        RequestPolicy,
+        VerifyLevel,
+    )
 
 MODE_PHASES: dict[Mode, Phase] = {
     Mode.FULL: Phase.FULL,
@@ -74,6 +82,8 @@ class PlanRequest:
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     read_back: ReadBackPolicy = "first"
     swap: SwapPolicy = "two_slot"
+    requests: RequestPolicy | None = None
+    drain_seconds: float = DEFAULT_BOUNDS.drain
     trained_on: TrainedBase | None = None
 
 
@@ -204,13 +214,21 @@ def make_plan(
             workers=replica.workers,
             verify=request.verify,
             release=request.release,
+            swap=expression.swap if expression else None,
+            requests=request.requests,
+            drain_seconds=request.drain_seconds,
         )
-        program = with_lifecycle(
-            registry.call_build_requests(replica.selected, context),
-            registry.call_plan_lifecycle(replica.selected, context),
-        )
+        try:
+            program = with_lifecycle(
+                registry.call_build_requests(replica.selected, context),
+                registry.call_plan_lifecycle(replica.selected, context),
+            )
+        except PlanError as refusal:
+            problems += refusal.problems
+            continue
         problems += frame_problems(program, buckets, tensors)
         problems += memory_problems(program, request.release, replica)
+        problems += request_problems(program, request.requests, replica)
         problems += read_back_problems(program, request.read_back, item.reason, replica)
         first = sum(len(plan.peers) for plan in plans)
         plans.append(_replica_plan(replica, item, transport, program, expression, parts, first))

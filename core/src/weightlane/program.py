@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from weightlane.types import MemoryTag
+from weightlane.types import MemoryTag, RequestPolicy
 
 
 class EngineCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,11 +29,15 @@ class EngineCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MemoryCalls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How memory of one tag is let go and taken back: always both, so that the two are symmetric."""
+    """How memory of one tag is let go and taken back: always both, so that the two are symmetric.
+
+    `contents` says whether `resume` brings back what was in it (from a copy on the host) or only the memory.
+    """
 
     tag: MemoryTag
     release: EngineCall
     resume: EngineCall
+    contents: Literal["kept", "lost"] = "lost"
 
 
 class AgentMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="agent"):
@@ -71,12 +75,16 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resume: tuple[EngineCall, ...] = ()
     notes: tuple[str, ...] = ()
     memory: tuple[MemoryCalls, ...] = ()
+    requests: RequestPolicy | None = None
 
 
 class Lifecycle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `weightlane_plan_lifecycle` of a rollout backend gives: calls around the move.
 
     `memory` has an entry for each tag of `context.release`; a tag that is left out is a problem of the plan.
+    `requests` is what these calls do with requests that run, None where that is not known; one that differs
+    from `context.requests` is a problem. With `pause` calls and an agent it is the engine itself that holds
+    requests back, and a front does not wait for them.
     """
 
     pause: tuple[EngineCall, ...] = ()
@@ -85,6 +93,7 @@ class Lifecycle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resume: tuple[EngineCall, ...] = ()
     notes: tuple[str, ...] = ()
     memory: tuple[MemoryCalls, ...] = ()
+    requests: RequestPolicy | None = None
 
 
 class TrainerLifecycle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,4 +118,5 @@ def with_lifecycle(program: Program, lifecycle: Lifecycle) -> Program:
         resume=program.resume + lifecycle.resume,
         notes=program.notes + lifecycle.notes,
         memory=program.memory + lifecycle.memory,
+        requests=lifecycle.requests,
     )

@@ -84,6 +84,7 @@ class ReplicaSession:
         # What takes requests only cannot tell whether a trainer before this one left it half-written.
         self._dirty = not self._replica.has_agent
         self._released: set[MemoryTag] = set()
+        self._whole_if_unwritten = False
         self.weights_lost = False
 
     @property
@@ -138,10 +139,12 @@ class ReplicaSession:
                 "Wake the engine before the sync, or name that memory in connect(release=...).",
             )
         self._released = {managed[tag] for tag in told}
-        if "weights" in told:
-            self._dirty = self.weights_lost = True
-        if not all(worker.servable for worker in residency.workers):
+        lost = "weights" in told & {
+            item.tag for item in self._replica.program.memory if item.contents == "lost"
+        }
+        if lost or any(worker.cause for worker in residency.workers):  # one that only sleeps is whole
             self._dirty = True
+            self.weights_lost |= "weights" in told
 
     def sleep(self, version: int) -> None:
         """Holds generation back and lets go of all memory that the lane manages and still has."""
@@ -245,6 +248,7 @@ class ReplicaSession:
 
     def publish(self, sync: int, version: int) -> None:
         """Makes the version the one that is served."""
+        self._whole_if_unwritten = False
         if self.has_agent:
             self._call(Publish(self._plan.lane, sync, version), Done, self._bounds.finish)
         self._run(self._replica.program.publish, version)
@@ -259,7 +263,11 @@ class ReplicaSession:
             self._paused = self._resume_in_doubt = False
 
     def touched(self) -> None:
-        """Buckets may reach this replica from now on, or it missed a version: only publishing resumes it."""
+        """Buckets may reach this replica from now on, or it missed a version: publishing resumes it.
+
+        Else that does its agents' word, once the sync has failed: that nothing was written.
+        """
+        self._whole_if_unwritten = self._paused and not self._dirty
         self._dirty = True
 
     def start_to_cancel(self, sync: int, version: int, cause: str) -> threading.Thread:
@@ -299,6 +307,14 @@ class ReplicaSession:
         if self.has_agent:
             with contextlib.suppress(WeightlaneError):
                 self._call(Cancel(self._plan.lane, sync, cause), Done, _CLEANUP_SECONDS)
+                self._resume_if_unwritten(version)
+
+    def _resume_if_unwritten(self, version: int) -> None:
+        """A publication that was begun is no such case: caches may be stale though all weights are whole."""
+        if self._whole_if_unwritten:
+            workers = self.residency(_CLEANUP_SECONDS).workers
+            self._dirty = not (workers and all(worker.servable for worker in workers))
+            self._resume_if_clean(version)
 
     def _resume_if_clean(self, version: int) -> None:
         if self._dirty:
@@ -321,7 +337,7 @@ class ReplicaSession:
             return
         # Before the call: what may be released is taken back, and weights that may be lost are not served.
         self._released.add(item.tag)
-        if item.tag == "weights":
+        if item.tag == "weights" and item.contents == "lost":
             self._dirty = self.weights_lost = True
         self._run((item.release,), version)
 

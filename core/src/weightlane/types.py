@@ -35,6 +35,12 @@ replica that came back), at every sync, or not at all."""
 
 READ_BACK_POLICIES: tuple[ReadBackPolicy, ...] = ("first", "always", "never")
 
+RequestPolicy: TypeAlias = Literal["drain", "abort", "keep"]
+"""What a sync does with requests that run in the engine. `drain`: it waits until they have ended. `abort`: it
+ends them. `keep`: they stand still while weights are written and go on with the new ones."""
+
+REQUEST_POLICIES: tuple[RequestPolicy, ...] = ("drain", "abort", "keep")
+
 MemoryTag: TypeAlias = Literal["weights", "kv_cache"]
 """Memory that a rollout engine can let go of while it does not generate."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         MissingPolicy,
         Mode,
         ReadBackPolicy,
+        RequestPolicy,
         TransportName,
         VerifyLevel,
     )
@@ -39,6 +40,7 @@ class Wishes:
     locked: Path | None = None
     read_back: ReadBackPolicy = "first"
     swap: SwapPolicy = "two_slot"
+    requests: RequestPolicy | None = None
 
     def shared(self) -> dict[str, str]:
         """The arguments that must be the same on every rank, as text."""
@@ -52,4 +54,5 @@ class Wishes:
             "release": ", ".join(self.release) or "()",
             "read_back": self.read_back,
             "swap": self.swap,
+            "requests": str(self.requests),
         }

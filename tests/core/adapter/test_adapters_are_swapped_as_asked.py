@@ -153,6 +153,14 @@ def test_an_engine_with_one_slot_takes_paused_and_refuses_two_slot(
         assert apart(policy, engine_says(lane)) <= 1e-4
 
 
+def test_a_policy_for_running_requests_that_an_engine_cannot_keep_is_refused(
+    policy: Any, engines: tuple[ReferenceEngine, ...], open_lane: Callable[..., Lane]
+) -> None:
+    with pytest.raises(PlanError, match=r"running-requests.*'abort' is asked for.*it keeps drain"):
+        open_lane(policy, engines[0], requests="abort")
+    assert "requests that run: drain" in str(open_lane(policy, engines[0], requests="drain").plan())
+
+
 def test_an_engine_that_answers_with_another_policy_is_refused(
     policy: Any,
     engines: tuple[ReferenceEngine, ...],
@@ -172,6 +180,7 @@ def test_an_engine_that_answers_with_another_policy_is_refused(
     [
         ({"mode": "full", "swap": "paused"}, "only mode adapter moves any"),
         ({"swap": "pausd"}, "one of two_slot, paused.*Use paused"),
+        ({"requests": "drian"}, "one of drain, abort, keep.*Use drain"),
     ],
 )
 def test_a_policy_that_means_nothing_is_refused_before_anything_is_opened(

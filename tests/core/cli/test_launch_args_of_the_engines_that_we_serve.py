@@ -134,3 +134,27 @@ def test_the_note_on_a_second_replica_gives_an_address_that_can_be_used(
     second = run(*words, "--address", other).document
     assert second["address"] == other != first["address"]
     assert not any("second replica" in text for text in second["notes"])
+
+
+@pytest.mark.parametrize(("engine", "added"), [("reference", []), ("vllm", ["--enable-sleep-mode"])])
+def test_an_engine_whose_memory_a_lane_will_let_go_is_started_for_it(
+    run: Callable[..., Run], engine: str, added: list[str]
+) -> None:
+    words = ("--release", "kv_cache", "--release", "weights", "--device", "gpu", "--json")
+    done = run("launch-args", engine, *words)
+    assert (done.status, done.document["command"][1:]) == (0, [*ARGUMENTS[engine], *added])
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "why"),
+    [
+        ("vllm", "cpu", "on a CPU build frees nothing"),
+        ("sglang", "gpu", "cannot have SGLang let memory go yet"),
+    ],
+)
+def test_an_engine_that_cannot_let_memory_go_is_refused_before_it_is_started(
+    run: Callable[..., Run], engine: str, device: str, why: str
+) -> None:
+    done = run("launch-args", engine, "--release", "kv_cache", "--device", device, "--json")
+    assert (done.status, done.document["error"]["type"]) == (1, "PlanError")
+    assert why in str(done.document["error"])

@@ -15,15 +15,23 @@ from local_engines import (
     versions_held,
     weights_of,
 )
+from msgspec.structs import replace
 
 import weightlane as wl
 from weightlane.errors import EngineError, NotServableError, SyncError, VerificationError
+from weightlane.hookspecs import hookimpl
+from weightlane.program import EngineCall, Lifecycle
+from weightlane.reference import plugin
+from weightlane.registry import Registry, get_registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from local_engines import FakeMortalEngine
     from torch import Tensor
+
+    from weightlane.contexts import BuildRequestsContext
 
 BOTH = ("weights", "kv_cache")
 
@@ -172,10 +180,7 @@ def test_a_backend_that_cannot_release_and_a_tag_nobody_has_are_refused(
     pair: list[FakeMortalEngine], weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from weightlane.adapters import TrainedBase
-    from weightlane.hookspecs import hookimpl
     from weightlane.plan_problems import lost_base_problems
-    from weightlane.program import Lifecycle
-    from weightlane.reference import plugin
 
     with pytest.raises(EngineError, match=r"names memory that no engine has: kv-cache[\s\S]*Use kv_cache"):
         lane_to(weights, pair, release=["kv-cache"])
@@ -185,8 +190,6 @@ def test_a_backend_that_cannot_release_and_a_tag_nobody_has_are_refused(
     @hookimpl
     def weightlane_plan_lifecycle(context: object) -> Lifecycle:
         return Lifecycle()
-
-    from weightlane.registry import Registry, get_registry
 
     get_registry()
     monkeypatch.setattr(plugin, "weightlane_plan_lifecycle", weightlane_plan_lifecycle)
@@ -209,3 +212,57 @@ def test_a_staged_version_is_not_put_to_sleep(
         lane.commit()
         assert versions_held(pair[:1]) == [1]
         lane.sleep()
+
+
+def patched(monkeypatch: pytest.MonkeyPatch, change: Callable[[Lifecycle], Lifecycle]) -> None:
+    """The reference plugin plans something else around its syncs."""
+    planned = plugin.weightlane_plan_lifecycle
+
+    @hookimpl
+    def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
+        return change(planned(context))
+
+    get_registry()
+    monkeypatch.setattr(plugin, "weightlane_plan_lifecycle", weightlane_plan_lifecycle)
+    monkeypatch.setattr("weightlane.connect_procedure.get_registry", lambda: Registry().load())
+
+
+def test_an_engine_that_was_put_to_sleep_twice_is_let_generate_by_one_wake(
+    pair: list[FakeMortalEngine], weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes: list[str] = []
+    call = type(pair[0]).call
+
+    def noting(engine: FakeMortalEngine, route: str, seconds: float) -> str:
+        routes.append(route)
+        return "" if route in ("hold", "go") else call(engine, route, seconds)
+
+    monkeypatch.setattr(type(pair[0]), "call", noting)
+    held = {"pause": (EngineCall("hold"),), "resume": (EngineCall("go"),)}
+    patched(monkeypatch, lambda planned: replace(planned, **held))
+    with lane_to(weights, pair[:1], release=["kv_cache"]) as lane:
+        lane.sync(version=1)
+        del routes[:]
+        lane.sleep()
+        lane.sleep()
+        lane.wake()
+        assert routes == ["hold", "release_kv_cache", "resume_kv_cache", "go"]
+
+
+def test_weights_that_an_engine_says_are_lost_are_lost_whatever_its_plan_promised(
+    pair: list[FakeMortalEngine], weights: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keeping(planned: Lifecycle) -> Lifecycle:
+        memory = tuple(replace(item, contents="kept") for item in planned.memory)
+        return replace(planned, memory=memory)
+
+    patched(monkeypatch, keeping)
+    with lane_to(weights, pair[:1], release=BOTH) as lane:
+        lane.sync(version=1)
+        lane.sleep()
+        lane.wake()
+        assert not lane.residency()[0].workers[0].servable
+        lane.sleep()
+        assert not lane.state.replicas[0].servable
+        lane.sync(version=2)
+        assert lane.state.replicas[0].servable

@@ -179,6 +179,7 @@ REQUESTS_PROGRAM = Program(
     resume=(PAUSE,),
     notes=("the fence is advisory",),
     memory=(MemoryCalls("weights", PAUSE, PAUSE),),
+    requests="abort",
 )
 MANIFEST = Manifest(
     *(Phase.ADAPTER, 1, SPECS),

@@ -13,7 +13,7 @@ from weightlane.bounds import Bounds
 from weightlane.buckets import lay_out_buckets
 from weightlane.errors import EngineError, SyncTimeoutError
 from weightlane.manifest import Manifest
-from weightlane.messages import WireTensor
+from weightlane.messages import Done, WireTensor, encode
 from weightlane.plan import LanePlan, ReplicaPlan
 from weightlane.program import AgentMove, EngineCall, Program, RequestMove
 from weightlane.replica_session import ReplicaSession, cancel_all, take_steps
@@ -186,6 +186,51 @@ def test_a_touched_engine_stays_paused_through_a_later_sync_that_fails_early(
     session.cancel(3, 3, "another replica refused")
     session.close()
     assert endpoint.routes == ["pause", "close"]
+
+
+class FakeAgents(FakePausableEndpoint):
+    """The same with an agent in its one worker, which says whether it holds a whole version."""
+
+    servable = True
+
+    def call_workers(self, message: bytes, timeout_seconds: float) -> list[bytes]:
+        return [encode(Done(0))]
+
+    def residency(self, backend: str, lane: str, timeout_seconds: float) -> tuple[WorkerResidency, ...]:
+        return (WorkerResidency(0, "a", servable=self.servable),)
+
+
+def with_agents(servable: bool) -> tuple[ReplicaSession, FakeAgents]:
+    endpoint = FakeAgents()
+    endpoint.servable = servable
+    session = session_of(endpoint)
+    program = structs.replace(session._replica.program, move=AgentMove("inline"))
+    session._replica = structs.replace(session._replica, program=program)
+    session._dirty = False  # agents tell how it is
+    return session, endpoint
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_agents_tell_whether_a_sync_that_failed_wrote_anything(whole: bool) -> None:
+    session, endpoint = with_agents(servable=whole)
+    begun(session, 1)
+    session.touched()
+    session.cancel(1, 1, "the first bucket failed")
+    assert endpoint.routes == (["pause", "resume"] if whole else ["pause"])
+
+
+def test_whole_weights_do_not_tell_of_caches_once_a_publication_was_begun() -> None:
+    session, endpoint = with_agents(servable=True)
+    begun(session, 1)
+    session.touched()
+    endpoint.fails_at = "publish"
+    with pytest.raises(EngineError):
+        session.publish(1, 1)
+    session.cancel(1, 1, "a cache was not emptied")
+    begun(session, 2)
+    session.touched()
+    session.cancel(2, 2, "the first bucket failed")
+    assert endpoint.routes == ["pause", "publish"]
 
 
 def test_a_published_version_lets_it_go(endpoint: FakePausableEndpoint) -> None:

@@ -96,6 +96,16 @@ class TestEveryWorker:
         assert worker["one_number"]
         assert worker["none_left"]
 
+    def test_keeps_an_old_one_until_no_request_runs_with_it(self, seen: Seen, rank: str) -> None:
+        worker = seen[rank]
+        assert worker["kept"] == [["kept@2"], [], ["kept@1"]]
+        assert worker["kept_is_whole"] == []
+        assert "still needs adapter kept@1 in slot kept.0" in worker["slot_is_needed"]
+        assert worker["released"], "what is served is not released"
+        assert worker["then_loaded"] == []
+        assert worker["loaded"] == ["kept@3"]
+        assert worker["none_kept"]
+
     def test_lists_no_half_written_adapter(self, seen: Seen, rank: str) -> None:
         worker = seen[rank]
         assert worker["failed"] == "RuntimeError: in the middle"

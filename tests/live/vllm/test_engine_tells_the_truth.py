@@ -13,7 +13,7 @@ from weightlane.front.client import FrontEndpoint
 from weightlane.probes import Viable
 from weightlane.program import EngineCall
 from weightlane_vllm.eras import probe_lora_load_weights
-from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, PLAIN_CPU_WEIGHTS
+from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, PLAIN_CPU_WEIGHTS, SLEEP_AVAILABLE, SLEEP_RECORDS
 from weightlane_vllm.names import resolve
 from weightlane_vllm.namespace import Namespace
 
@@ -82,3 +82,22 @@ def test_bad_tensors_are_refused_together_and_nothing_is_touched(
 def test_an_unknown_call_is_an_error(tiny_front: FrontProcess) -> None:
     with pytest.raises(EngineError, match="no call 'sleep'"):
         FrontEndpoint(tiny_front.address, 60.0).call(EngineCall("sleep"))
+
+
+@pytest.mark.parametrize("release", [("kv_cache",), ("weights", "kv_cache")])
+def test_a_cpu_build_which_only_pretends_to_sleep_is_refused_by_name(
+    tiny_front: FrontProcess, tiny_folder: Path, trainer_of: type, release: tuple[str, ...]
+) -> None:
+    facts = FrontEndpoint(tiny_front.address, 60.0).facts()
+    assert facts.attributes[SLEEP_RECORDS], "it has the records, and nothing that would write to them"
+    assert facts.attributes[SLEEP_AVAILABLE] is False
+    with pytest.raises(PlanError) as caught:
+        wl.connect(
+            trainer=wl.trainer("torch", model=trainer_of(tiny_folder).model),
+            rollout=[wl.rollout("vllm", url=tiny_front.address)],
+            release=release,
+        )
+    assert [(problem.kind, problem.subject) for problem in caught.value.problems] == [
+        ("release", tag) for tag in release
+    ]
+    assert "frees nothing and only logs a warning" in str(caught.value)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightlane.adapters import SwapPolicy
+    from weightlane.types import MemoryTag
 
 app = typer.Typer(add_completion=False)
 
@@ -33,6 +34,13 @@ class SwapChoice(str, Enum):
     PAUSED = "paused"
 
 
+class MemoryChoice(str, Enum):
+    """Memory that a lane will have the engine let go of while it does not generate."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+
+
 class DeviceChoice(str, Enum):
     """What the engine is to run on."""
 
@@ -41,6 +49,7 @@ class DeviceChoice(str, Enum):
 
 
 _SWAPS: dict[SwapChoice, SwapPolicy] = {SwapChoice.TWO_SLOT: "two_slot", SwapChoice.PAUSED: "paused"}
+_TAGS: dict[MemoryChoice, MemoryTag] = {MemoryChoice.WEIGHTS: "weights", MemoryChoice.KV_CACHE: "kv_cache"}
 _DEVICES: dict[DeviceChoice, Device] = {DeviceChoice.CPU: "cpu", DeviceChoice.GPU: "gpu"}
 
 
@@ -74,6 +83,10 @@ def launch_args(
         int | None,
         typer.Option(min=1, help="With --mode adapter: the largest rank of the adapter's modules."),
     ] = None,
+    release: Annotated[
+        list[MemoryChoice] | None,
+        typer.Option(help="What connect(release=...) will name; give it once for each."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document instead of a shell command.")
     ] = False,
@@ -98,6 +111,7 @@ def launch_args(
         address=address,
         swap=_SWAPS[swap or SwapChoice.TWO_SLOT],
         lora_rank=lora_rank or 0,
+        release=tuple(tag for choice, tag in _TAGS.items() if choice in (release or ())),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)  # notes and errors say what concerns this engine

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from weightlane.adapters import SwapPolicy
     from weightlane.registry import Registry, Selected
+    from weightlane.types import MemoryTag
 
 Device: TypeAlias = Literal["cpu", "gpu"]
 
@@ -46,6 +47,7 @@ class LaunchWish:
     address: str
     swap: SwapPolicy = "two_slot"
     lora_rank: int = 0
+    release: tuple[MemoryTag, ...] = ()
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -110,6 +112,7 @@ def plan_engine_launch(registry: Registry, wish: LaunchWish) -> Launch:
         address=wish.address,
         swap=wish.swap,
         lora_rank=wish.lora_rank,
+        release=wish.release,
     )
     plan = registry.call_plan_launch(selected, context)
     python = str(wish.python or (sys.executable if seen else "python"))

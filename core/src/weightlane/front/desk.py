@@ -52,7 +52,9 @@ class FrontDesk:
         self._origin = origin
         self._gate = ServingGate()
         self._backend = ""
-        self._beside: GateSync | None = None  # the sync that is open on the workers, if generation goes on
+        # The sync that is open on the workers, if generation goes on, or is held by the engine itself.
+        self._beside: GateSync | None = None
+        self._held_by_engine: GateSync | None = None
 
     def answer(self, request: messages.FrontRequest) -> messages.FrontReply:
         """The reply to one request; whatever goes wrong becomes a `Failure` with its traceback."""
@@ -87,6 +89,8 @@ class FrontDesk:
         writes = starts or kind.type in _SYNC_GOES_ON
         if starts and kind.generation == "held":
             self._gate.start_sync(sync, request.timeout_seconds)
+        elif (starts and kind.generation == "engine-held") or (writes and sync == self._held_by_engine):
+            self._gate.shut(sync)
         elif kind.type in _SYNC_GOES_ON and sync != self._beside:
             self._gate.go_on(sync, request.timeout_seconds)
         try:
@@ -104,7 +108,8 @@ class FrontDesk:
         elif kind.type == "publish":
             self._gate.published(sync)
         elif starts:
-            self._beside = None if kind.generation == "held" else sync
+            self._beside = sync if kind.generation == "goes-on" else None
+            self._held_by_engine = sync if kind.generation == "engine-held" else None
             self._gate.accepted(sync)
         return replies
 

@@ -2,7 +2,8 @@
 
 It looks only at the kind of each agent message that passes. A sync starts with `Receive`, `BeginInline` or
 `ReceiveDisk`: running generations end first, new ones wait, unless the message says that generation goes on
-(an adapter is loaded beside the one that serves). A sync that shut the gate alone opens it again, by its end:
+(an adapter is loaded beside the one that serves); where it says that the engine itself holds the running ones
+back, they are not waited for. A sync that shut the gate alone opens it again, by its end:
 another one's end changes nothing meanwhile. `Publish` is an end. After a failure or a `Cancel` the workers
 are asked whether they are servable; while one is not, generation is refused until a whole sync is published.
 """
@@ -93,6 +94,12 @@ class ServingGate:
         """
         with self._changed:
             self._hold(sync, 0, wait_seconds)
+
+    def shut(self, sync: GateSync) -> None:
+        """Holds new generations back for a sync; the running ones are held by the engine's own pause."""
+        with self._changed:
+            if sync not in self._shut_by:
+                self._shut_by.append(sync)
 
     def accepted(self, sync: GateSync) -> None:
         """Every worker took this sync, and so forgot any other: those that had shut the gate have ended."""

@@ -192,6 +192,7 @@ def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
     held = ("generation is held back from the first message of a sync until it is published",)
     return Lifecycle(
         notes=() if context.phase is Phase.ADAPTER else held,
+        requests="drain",
         memory=tuple(
             MemoryCalls(tag, EngineCall(f"release_{tag}"), EngineCall(f"resume_{tag}"))
             for tag in context.release

@@ -141,8 +141,11 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
     traced.
 
     Raises:
-        PlanError: its address is no `http://HOST:PORT`.
+        PlanError: its address is no `http://HOST:PORT`, or memory is to be let go.
     """
+    if context.release:
+        what, fix = "a lane cannot have SGLang let memory go yet", "Leave it out, or choose another engine."
+        raise PlanError([Problem("release", tag, what, fix) for tag in context.release])
     device: Device = "cpu" if context.facts.device == "cpu" else "gpu"
     address = context.address or _PROPOSED_ADDRESS
     host, port = _host_and_port(address)

@@ -56,6 +56,7 @@ def plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
         ),
         resume=(EngineCall(CONTINUE_ROUTE, timeout_seconds=_CALL_SECONDS),),
         notes=("the pause aborts requests in flight; await them before a sync to keep them whole",),
+        requests="abort",
     )
 
 

@@ -12,8 +12,11 @@ from weightlane_vllm.lora_binding import binding_of
 from weightlane_vllm.lora_layers import LoraLayers
 from weightlane_vllm.lora_model import lora_model
 from weightlane_vllm.lora_request import lora_number, numbered_request
+from weightlane_vllm.served_adapters import Removals, ServedAdapters
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from weightlane.adapter_engine import AdapterLoad
     from weightlane.adapters import AdapterBinding, AdapterRef
 
@@ -40,6 +43,8 @@ class AdapterShelf:
         self._supply: AdapterSupply | None = None
         self._held: dict[str, _Held] = {}
         self._serving: list[str] = []
+        self._kept: list[str] = []
+        self.removals: Removals = "at-once"
 
     def load(self, load: AdapterLoad) -> AdapterBinding:
         """Holds an adapter in its slot, in one `add_lora`, and reads back what is bound.
@@ -48,6 +53,7 @@ class AdapterShelf:
             SyncError: every slot is taken, or another adapter has the same number. As after any error of
                 vLLM's own, the slot is empty then and what was held beside it is untouched.
         """
+        self._require_released(load.slot)
         self.remove(load.slot)
         held = _Held(load, self._number_beside_others(load))
         self._require_room(held)
@@ -70,19 +76,42 @@ class AdapterShelf:
         number = lora_number(held.load.ref.name)
         if held.number != number:
             for other in [name for name, item in self._held.items() if item.number == number]:
-                self.remove(other)
-            self.remove(slot)
+                self._free(other)
+            self._free(slot)
             self._held[slot] = _Held(held.load, number)
             self._add_as_before(self._held[slot])
         self._serving = [other for other in self._serving if other != slot] + [slot]
 
     def remove(self, slot: str) -> None:
-        """Frees a slot, half-written or whole; an empty one is fine."""
-        self._serving = [other for other in self._serving if other != slot]
-        held = self._held.pop(slot, None)
-        if held is not None:
-            self._from_memory().withdraw(held.number)
-            self._worker.remove_lora(held.number)
+        """Frees a slot, half-written or whole; an empty one is fine.
+
+        One whose next version is served already is kept instead where requests may run with it still.
+        """
+        if slot in self._serving:
+            self._serving.remove(slot)
+            name = self._held[slot].load.config.name
+            if self.removals == "when-released" and self._of(name, self._serving):
+                self._kept.append(slot)
+                return
+            for kept in self._of(name, self._kept):
+                self._free(kept)
+        self._free(slot)
+
+    def release(self, names: Collection[str]) -> None:
+        """Frees the slots of what was kept under these names: no request runs with it any more."""
+        for slot in tuple(self._kept):
+            if self._held[slot].load.ref.name in names:
+                self._free(slot)
+
+    def told(self) -> ServedAdapters:
+        """What is served, loaded beside it, and kept; raises as `serving`."""
+        serving = self.serving()
+        beside = [slot for slot in self._held if slot not in (*self._serving, *self._kept)]
+        return ServedAdapters(
+            serving,
+            tuple(self._held[slot].load.ref for slot in beside),
+            tuple(self._held[slot].load.ref for slot in self._kept),
+        )
 
     def serving(self) -> tuple[AdapterRef, ...]:
         """What requests may name, every one of it loaded: those that the engine has dropped are loaded again.
@@ -95,6 +124,25 @@ class AdapterShelf:
             if held.number not in loaded:
                 self._add_as_before(held)
         return tuple(self._held[slot].load.ref for slot in self._serving)
+
+    def _free(self, slot: str) -> None:
+        self._serving = [other for other in self._serving if other != slot]
+        self._kept = [other for other in self._kept if other != slot]
+        held = self._held.pop(slot, None)
+        if held is not None:
+            self._from_memory().withdraw(held.number)
+            self._worker.remove_lora(held.number)
+
+    def _of(self, name: str, slots: list[str]) -> list[str]:
+        return [slot for slot in slots if self._held[slot].load.config.name == name]
+
+    def _require_released(self, slot: str) -> None:
+        if slot in self._kept:
+            raise SyncError(
+                f"vLLM still needs adapter {self._held[slot].load.ref.name} in slot {slot}.",
+                "Its next version was published, and requests that name it have not ended.",
+                "Await them before the sync after the next, or connect with requests='abort'.",
+            )
 
     def _add_as_before(self, held: _Held) -> None:
         problems = binding_problems(held.load.config, held.load.ref, self._add(held))

@@ -1,4 +1,4 @@
-"""The controller's handle: a front in another process, or an `LLM` object in this one."""
+"""The controller's handle: a front in another process, or an engine object in this one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from weightlane.front.desk import FrontDesk
 from weightlane.front.endpoint import LocalEndpoint
 from weightlane_vllm.eras import reference_here
 from weightlane_vllm.front_engine import LlmFrontEngine
+from weightlane_vllm.general_plugin import FRONT_ADDRESS
+from weightlane_vllm.opened_engine import is_async, require_engine
 
 if TYPE_CHECKING:
     from weightlane.agent import WorkerAgent
@@ -19,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def open_endpoint(target: RolloutTarget, timeout_seconds: float) -> EngineEndpoint:
-    """The endpoint of a front's address or of an `LLM` handle.
+    """The endpoint of a front's address, or of an `LLM` or `AsyncLLM` handle.
 
     Raises:
-        EngineError: an HTTP address, behind which no agent of ours can be, or a handle that is no live `LLM`
+        EngineError: an HTTP address, behind which no agent of ours can be, or a handle that is no live engine
             with our worker extension.
     """
     if target.handle is not None:
@@ -30,29 +32,25 @@ def open_endpoint(target: RolloutTarget, timeout_seconds: float) -> EngineEndpoi
     if target.address.startswith(("http:", "https:")):
         raise EngineError(
             f"Backend vllm cannot reach {target.address}.",
-            "In this era weights are received by an agent in the engine's workers, which a vLLM HTTP server "
-            "gives no way to call.",
-            "Start the engine with `python -m weightlane_vllm.server --address unix:/PATH`, and give that "
-            "address.",
+            "Weights are received by an agent in the engine's workers, which no HTTP route of vLLM calls.",
+            f"Start that server with {FRONT_ADDRESS}=unix:/PATH in its environment, or `python -m "
+            "weightlane_vllm.server --address unix:/PATH`, and give that address.",
         )
     return FrontEndpoint(target.address, timeout_seconds)
 
 
 class LlmEndpoint(LocalEndpoint):
-    """An `EngineEndpoint` over a `vllm.LLM` of this process; the engine stays its owner's.
+    """An `EngineEndpoint` over an engine of this process, which stays its owner's.
 
-    The owner must not call the `LLM` from another thread while a call of this endpoint runs. What the owner
-    generates with the `LLM` itself is not held back while weights are half-written.
+    The owner of a `vllm.LLM` must not call it from another thread while a call of this endpoint runs, and
+    what the owner generates with it is not held back while weights are half-written. An `AsyncLLM` may be
+    called at any time; this endpoint's calls come from any thread but that of its event loop.
     """
 
     def __init__(self, llm: Any, timeout_seconds: float) -> None:
-        if not hasattr(llm, "llm_engine") or not hasattr(llm, "collective_rpc"):
-            raise EngineError(
-                f"rollout('vllm', engine=...) was given a {type(llm).__module__}.{type(llm).__qualname__}.",
-                "This era drives vLLM's synchronous LLM class.",
-                "Pass the vllm.LLM object, or the address of a front.",
-            )
-        address = f"vLLM LLM in process {os.getpid()}"
+        require_engine(llm)
+        kind = "AsyncLLM" if is_async(llm) else "LLM"
+        address = f"vLLM {kind} in process {os.getpid()}"
         self._llm = llm
         self._engine = LlmFrontEngine(llm, backend=reference_here(), start_seconds=timeout_seconds)
         self._open = True
@@ -66,13 +64,14 @@ class LlmEndpoint(LocalEndpoint):
         """
         from weightlane.agents import agent_of
 
-        core = getattr(self._llm.llm_engine.engine_core, "engine_core", None)
+        engine = getattr(self._llm, "llm_engine", self._llm)
+        core = getattr(engine.engine_core, "engine_core", None)
         wrapper = getattr(getattr(core, "model_executor", None), "driver_worker", None)
         if wrapper is None:
             raise EngineError(
                 f"{self.address} has no worker in this process.",
                 "vLLM was started with an engine core of its own.",
-                "Set VLLM_ENABLE_V1_MULTIPROCESSING=0 before the LLM is made, or use transport shm.",
+                "Set VLLM_ENABLE_V1_MULTIPROCESSING=0 before an LLM is made, or use transport shm.",
             )
         return agent_of(wrapper.worker)
 

@@ -34,6 +34,22 @@ SAMPLE_VERSIONS = "vllm.outputs:CompletionOutput.weight_versions"
 LORA_PATTERNS = "vllm.lora.peft_helper:PEFTHelper.rank_pattern"
 """Modules of an adapter may have ranks and scales of their own; 0.27.1 ignores both patterns in silence."""
 
+PAUSES = "vllm.v1.engine.async_llm:AsyncLLM.pause_generation"
+"""The front drives an `AsyncLLM`, whose requests run on while calls are made and whose pause takes a mode. An
+`LLM` has no request between two calls of it."""
+
+ENCODES = "vllm.config:ModelConfig.is_multimodal_model"
+"""The model has encoders, what these made of inputs is cached, and it depends on the weights."""
+
+SLEEP_AVAILABLE = "vllm.platforms:current_platform.is_sleep_mode_available"
+"""What that answers: a platform whose allocator can let memory go. Asked in a worker alone."""
+
+SLEEP_RECORDS = "vllm.device_allocator:AllocationData.is_asleep"
+"""vLLM notes of each piece of its pool whether it is asleep, beside its tag and its copy on the host."""
+
+KV_CACHE_ALONE = "vllm.v1.engine.llm_engine:LLMEngine.release_kv_cache_memory"
+"""The key-value cache can be let go without the weights; absent in 0.27.1."""
+
 CPU_PREPACK_SWITCH = "vllm._custom_ops:_supports_onednn"
 """The module attribute that makes the CPU build pack linear weights away after loading."""
 
@@ -71,6 +87,13 @@ QUESTIONS = (
     Question(WEIGHT_VERSION, ("vllm/v1/engine/llm_engine.py",), "LLMEngine", "set_weight_version"),
     Question(SAMPLE_VERSIONS, ("vllm/outputs.py",), "CompletionOutput", "weight_versions"),
     Question(LORA_PATTERNS, ("vllm/lora/peft_helper.py",), "PEFTHelper", "rank_pattern"),
+    Question(
+        SLEEP_RECORDS,
+        ("vllm/device_allocator/__init__.py", "vllm/device_allocator/cumem.py"),
+        "AllocationData",
+        "is_asleep",
+    ),
+    Question(KV_CACHE_ALONE, ("vllm/v1/engine/llm_engine.py",), "LLMEngine", "release_kv_cache_memory"),
     Question(CPU_PREPACK_SWITCH, ("vllm/_custom_ops.py",), "", "_supports_onednn"),
 )
 
@@ -94,6 +117,12 @@ def installed_facts(distributions: Sequence[str], search_path: Sequence[str] = (
     answers = {question.key: _ask(root, question) for question in QUESTIONS}
     attributes = {key: answer for key, answer in answers.items() if answer is not None}
     return EngineFacts(engine=ENGINE, version=found.version, source="installed", attributes=attributes)
+
+
+def ask_installed(distributions: Sequence[str], question: Question) -> bool | None:
+    """One question about the installed package; None when it, or the source file, is not at hand."""
+    found = find_distribution(distributions)
+    return None if found is None else _ask(Path(str(found.locate_file(""))), question)
 
 
 def _ask(root: Path, question: Question) -> bool | None:
@@ -132,7 +161,10 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
     from vllm.lora.layers import BaseLayerWithLoRA
     from vllm.lora.peft_helper import PEFTHelper
     from vllm.outputs import CompletionOutput
+    from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
+
+    from weightlane_vllm.sleep_watch import records_are_kept
 
     config = worker.vllm_config
     model, parallel = config.model_config, config.parallel_config
@@ -146,6 +178,9 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
             WEIGHT_VERSION: "set_weight_version" in LLMEngine.__dict__,
             SAMPLE_VERSIONS: "weight_versions" in CompletionOutput.__dataclass_fields__,
             LORA_PATTERNS: "rank_pattern" in PEFTHelper.__dataclass_fields__,
+            SLEEP_AVAILABLE: bool(current_platform.is_sleep_mode_available()),
+            SLEEP_RECORDS: records_are_kept(),
+            KV_CACHE_ALONE: "release_kv_cache_memory" in LLMEngine.__dict__,
             CPU_PREPACK_SWITCH: "_supports_onednn" in vars(custom_ops),
             PLAIN_CPU_WEIGHTS: plain_cpu_weights,
         },
@@ -154,6 +189,8 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
             "dtype": str(model.dtype).removeprefix("torch."),
             "enable_lora": str(config.lora_config is not None).lower(),
             **_lora_arguments(config.lora_config),
+            "enable_sleep_mode": str(bool(model.enable_sleep_mode)).lower(),
+            "sleep_mode_backend": str(getattr(model, "sleep_mode_backend", "cumem")),  # one alone before
             "enable_prefix_caching": str(bool(config.cache_config.enable_prefix_caching)).lower(),
         },
         parallel=ParallelSizes(

@@ -1,4 +1,4 @@
-"""A live `LLM` behind a front, or in the caller's own process."""
+"""A live `LLM` or `AsyncLLM` behind a front, or in the caller's own process."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import msgspec
 from weightlane import failures, messages
 from weightlane.errors import EngineError
 from weightlane.generation_lengths import require_lengths
-from weightlane_vllm.driver import LlmDriver
-from weightlane_vllm.facts import SAMPLE_VERSIONS, WEIGHT_VERSION
-from weightlane_vllm.lora_request import lora_request
-from weightlane_vllm.requests import RESET_PREFIX_CACHE
-from weightlane_vllm.served_adapters import chosen_adapter
+from weightlane_vllm.engine_calls import AGENT_METHOD, Asked, Made
+from weightlane_vllm.facts import ENCODES, KV_CACHE_ALONE, PAUSES, SAMPLE_VERSIONS, WEIGHT_VERSION
+from weightlane_vllm.opened_engine import WORKER_EXTENSION_CLASS, calls_on
+from weightlane_vllm.routes import Routes
+from weightlane_vllm.sleep_calls import EngineMemory
 
 if TYPE_CHECKING:
-    from weightlane.adapters import AdapterRef
     from weightlane.facts import EngineFacts
+    from weightlane_vllm.adapter_turnover import AdapterTurnover
 
-WORKER_EXTENSION_CLASS = "weightlane_vllm.worker_extension.WeightlaneWorkerExtension"
-_AGENT_METHOD = "weightlane_agent"
-_ADAPTERS_METHOD = "weightlane_adapters"
+__all__ = ["WORKER_EXTENSION_CLASS", "LlmFrontEngine"]
+
+_SYNC_STARTS = frozenset({"receive", "begin-inline", "receive-disk"})
 _GENERATE_SECONDS = 600.0
 _VERSION_SECONDS = 60.0
+_ASK_SECONDS = 60.0
 _SHUTDOWN_SECONDS = 20.0
 
 
@@ -35,7 +36,7 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 class LlmFrontEngine:
-    """A `FrontEngine` over a vLLM `LLM` that was started with our worker extension.
+    """A `FrontEngine` over a vLLM `LLM` or `AsyncLLM` that was started with our worker extension.
 
     Args:
         llm: the engine, alive.
@@ -47,9 +48,8 @@ class LlmFrontEngine:
     """
 
     def __init__(self, llm: Any, *, backend: str, start_seconds: float) -> None:
-        _require_extension(llm)
-        self._driver = LlmDriver(llm, name=f"vLLM engine of {llm.llm_engine.model_config.model}")
-        self._published: int | None = None
+        self._calls = calls_on(llm)
+        self._turnover: AdapterTurnover | None = None
         facts = None
         for reply in self.call_workers(messages.encode(messages.Describe(backend)), start_seconds):
             answer: messages.AgentReply = messages.decode(reply, messages.AgentReply, sender="a worker")
@@ -59,44 +59,42 @@ class LlmFrontEngine:
                 raise EngineError(f"A worker answered describe with {type(answer).__name__}.")
             described = answer.description
             facts = facts or described.facts
-            self._driver.watch(
+            self._calls.watch(
                 described.process_id, f"worker {described.worker} (process {described.process_id})"
             )
         if facts is None:
             raise EngineError("No worker of the engine told facts of itself.")
-        self._facts = facts
+        self._facts = self._with_own_facts(facts)
+        self._turnover = self._make_turnover(start_seconds)
+        self._sleeps = facts.launch_arguments.get("enable_sleep_mode") == "true"
+        self._memory = EngineMemory(self._calls, cache_alone=facts.attributes.get(KV_CACHE_ALONE, False))
+        self._routes = Routes(self._calls, self._turnover, self._memory)
 
     def facts(self) -> EngineFacts:
         """As the workers told them at the start; raises EngineDeadError once a process has ended."""
-        self._driver.require_alive()
+        self._calls.require_alive()
         return self._facts
 
     def call_workers(self, message: bytes, timeout_seconds: float) -> list[bytes]:
         """One encoded reply per worker, in rank order; a publish that all accept also labels the engine."""
         kind = msgspec.msgpack.decode(message, type=_Kind)
-        replies: list[bytes] = self._driver.run(
-            kind.type,
-            lambda llm: llm.collective_rpc(_AGENT_METHOD, args=(message,)),
-            timeout_seconds,
+        publishes = kind.type == "publish"
+        if self._turnover and publishes:
+            self._turnover.before_publish(timeout_seconds)
+        elif self._turnover and kind.type in _SYNC_STARTS:
+            self._turnover.release_idle(timeout_seconds)
+        replies: list[bytes] = self._calls.collective_rpc(
+            kind.type, AGENT_METHOD, (message,), timeout_seconds
         )
-        if kind.type == "publish" and all(_kind(reply) != "failure" for reply in replies):
+        if publishes and all(_kind(reply) != "failure" for reply in replies):
+            if self._turnover:
+                self._turnover.after_publish(timeout_seconds)
             self._label(kind.version)
         return replies
 
     def call(self, route: str, timeout_seconds: float) -> str:
-        """`reset_prefix_cache` is the one call that this era makes."""
-        if route != RESET_PREFIX_CACHE:
-            raise EngineError(
-                f"Backend vllm has no call {route!r}.", f"It has {RESET_PREFIX_CACHE}.", "Connect again."
-            )
-        if not self._driver.run(route, lambda llm: llm.reset_prefix_cache(), timeout_seconds):
-            raise EngineError(
-                "vLLM did not reset its prefix cache.",
-                "Blocks of running requests are still in use, so later prompts could meet keys and values of "
-                "the old weights.",
-                "Sync when no request runs.",
-            )
-        return "reset"
+        """One of `weightlane_vllm.routes`."""
+        return self._routes.call(route, timeout_seconds)
 
     def generate(self, request: messages.Generate) -> messages.Generations:
         """Continuations of token-id prompts; log-probs are of the model's own distribution, natural log.
@@ -104,47 +102,37 @@ class LlmFrontEngine:
         Raises:
             EngineError: a continuation has not `max_tokens` tokens, the request names an adapter that is not
                 served, or none while adapters are.
+            NotServableError: the engine sleeps, or has lost its weights to a sleep.
         """
+        if self._sleeps:
+            self._memory.require_awake(_ASK_SECONDS)
+        from vllm import SamplingParams
 
-        def run(llm: Any) -> tuple[AdapterRef | None, list[Any]]:
-            from vllm import SamplingParams
-
-            # In one job with the generation: no sync can come between.
-            adapter = self._adapter_for(llm, request.adapter)
-            parameters = SamplingParams(
-                temperature=request.temperature,
-                max_tokens=request.max_tokens,
-                logprobs=0,  # of the chosen token alone
-                seed=request.seed,
-                ignore_eos=True,  # the contract asks for exactly max_tokens
-                detokenize=False,
-            )
-            prompts = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
-            named = lora_request(adapter) if adapter else None
-            outputs: list[Any] = llm.generate(prompts, parameters, use_tqdm=False, lora_request=named)
-            return adapter, outputs
-
-        adapter, outputs = self._driver.run("generate", run, _GENERATE_SECONDS)
-        generations = tuple(self._generation(output.outputs[0], adapter) for output in outputs)
+        parameters = SamplingParams(
+            temperature=request.temperature,
+            max_tokens=request.max_tokens,
+            logprobs=0,  # of the chosen token alone
+            seed=request.seed,
+            ignore_eos=True,  # the contract asks for exactly max_tokens
+            detokenize=False,
+        )
+        prompts = [{"prompt_token_ids": list(prompt)} for prompt in request.prompts]
+        asked = Asked(prompts, parameters, self._adapter_asked(request.adapter))
+        generations = tuple(self._generation(made) for made in self._calls.generate(asked, _GENERATE_SECONDS))
         require_lengths(generations, request.max_tokens, engine="vLLM")
         return messages.Generations(generations)
 
     def shutdown(self) -> None:
         """Ends the engine; processes of it that do not end by themselves are killed."""
-        try:
-            self._driver.run("shutdown", lambda llm: llm.llm_engine.engine_core.shutdown(), _SHUTDOWN_SECONDS)
-        except EngineError:
-            pass  # dead, or busy: what is left of it is ended below
-        finally:
-            self._driver.close(end_processes=True)
+        self._calls.shutdown(_SHUTDOWN_SECONDS)
 
     def detach(self) -> None:
         """Lets go of an engine that somebody else owns."""
-        self._driver.close(end_processes=False)
+        self._calls.detach()
 
-    def _adapter_for(self, llm: Any, name: str) -> AdapterRef | None:
+    def _adapter_asked(self, name: str) -> str | None:
         if self._facts.launch_arguments.get("enable_lora") == "true":
-            return chosen_adapter(llm.collective_rpc(_ADAPTERS_METHOD), name)
+            return name
         if name:
             raise EngineError(
                 f"A request to vLLM names adapter {name!r}.",
@@ -153,47 +141,54 @@ class LlmFrontEngine:
             )
         return None
 
-    def _label(self, version: int) -> None:
-        if self._facts.attributes.get(WEIGHT_VERSION):
-            self._driver.run(
-                "set_weight_version",
-                lambda llm: llm.llm_engine.set_weight_version(str(version)),
-                _VERSION_SECONDS,
-            )
-        self._published = version
+    def _with_own_facts(self, facts: EngineFacts) -> EngineFacts:
+        """What the workers told, and what only the process that drives the engine can tell."""
+        own = {
+            PAUSES: bool(self._calls.pause_modes),
+            ENCODES: bool(self._calls.config.model_config.is_multimodal_model),
+        }
+        return msgspec.structs.replace(facts, attributes={**facts.attributes, **own})
 
-    def _generation(self, completion: Any, adapter: AdapterRef | None) -> messages.Generation:
+    def _make_turnover(self, seconds: float) -> AdapterTurnover | None:
+        from weightlane_vllm.async_llm_calls import AsyncLlmCalls
+
+        if not isinstance(self._calls, AsyncLlmCalls) or self._adapter_asked("") is None:
+            return None
+        from weightlane_vllm.adapter_turnover import AdapterTurnover
+
+        return AdapterTurnover(self._calls, seconds)
+
+    def _label(self, version: int) -> None:
+        """Labels what is sampled, unless requests run on: each names the version of its adapter by itself."""
+        if self._turnover and self._turnover.publishes_beside:
+            return
+        if self._facts.attributes.get(WEIGHT_VERSION):
+            self._calls.set_weight_version(str(version), _VERSION_SECONDS)
+        self._calls.published(version, _VERSION_SECONDS)
+
+    def _generation(self, made: Made) -> messages.Generation:
+        completion = made.output.outputs[0]
         tokens = tuple(int(token) for token in completion.token_ids)
         logprobs = tuple(
             float(choices[token].logprob) for token, choices in zip(tokens, completion.logprobs, strict=True)
         )
         # vLLM has one label for all of its weights, and several adapters may be served.
-        version = adapter.version if adapter else self._version_of(completion)
+        version = made.adapter.version if made.adapter else self._version_of(completion, made.version)
         return messages.Generation(tokens, logprobs, version)
 
-    def _version_of(self, completion: Any) -> int | None:
-        """The engine's own label of these tokens; where an engine keeps none, what we last published."""
+    def _version_of(self, completion: Any, published: int | None) -> int | None:
+        """The engine's own label of these tokens; where an engine keeps none, what was published then."""
         if not self._facts.attributes.get(SAMPLE_VERSIONS):
-            return self._published
+            return published
         labels = [span.version for span in completion.weight_versions or ()]
-        if self._published is not None and labels != [str(self._published)]:
+        if published is not None and labels != [str(published)]:
             raise EngineError(
                 f"A generation is labelled {', '.join(labels) or 'with no version'} by vLLM.",
-                f"Version {self._published} is what was published.",
+                f"Version {published} is what was published.",
                 "Let nobody else set the engine's weight version.",
             )
-        return self._published
+        return published
 
 
 def _kind(reply: bytes) -> str:
     return msgspec.msgpack.decode(reply, type=_Kind).type
-
-
-def _require_extension(llm: Any) -> None:
-    given = llm.llm_engine.vllm_config.parallel_config.worker_extension_cls
-    if given != WORKER_EXTENSION_CLASS:
-        raise EngineError(
-            "The vLLM engine has no weightlane agent in its workers.",
-            f"Its worker_extension_cls is {given!r}.",
-            f"Start it with LLM(..., worker_extension_cls={WORKER_EXTENSION_CLASS!r}).",
-        )

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from weightlane.adapters import SLOTS_NEEDED
 from weightlane.contexts import LaunchPlan
-from weightlane.errors import PlanError
+from weightlane.errors import PlanError, Problem
 from weightlane.front.address import address_problems
 from weightlane.front.socket_folder import proposed_address
 from weightlane.types import Mode
 from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS
+from weightlane_vllm.general_plugin import FRONT_ADDRESS
 from weightlane_vllm.lora_rank import DEFAULT_RANK, max_lora_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightlane.contexts import LaunchContext
+    from weightlane.types import MemoryTag
 
 _OWN_PROCESS = (
     f"In a process of your own instead: vllm.LLM(..., worker_extension_cls={WORKER_EXTENSION_CLASS!r}), "
@@ -48,7 +51,8 @@ class FrontStart:
     `device` "cpu" hides every GPU from the engine. `dtype` "auto" is the checkpoint's; a CPU build takes
     float32 alone with this plugin. `model_length` bounds prompt plus continuation, in tokens; None leaves it
     to the model's own. `cpus` are the cores that a CPU engine may use, shared out evenly among its workers;
-    empty means all that this process may use. `lora` is None with LoRA off.
+    empty means all that this process may use. `lora` is None with LoRA off. `release` is memory that is to be
+    let go and taken back: vLLM has to be told at its start, in one word for all of it.
     """
 
     model: str
@@ -60,6 +64,7 @@ class FrontStart:
     sequences: int = 8
     cpus: tuple[int, ...] = ()
     lora: LoraStart | None = None
+    release: tuple[MemoryTag, ...] = ()
 
 
 def front_command(start: FrontStart, *, python: str) -> tuple[str, ...]:
@@ -69,7 +74,6 @@ def front_command(start: FrontStart, *, python: str) -> tuple[str, ...]:
 
 def front_arguments(start: FrontStart) -> tuple[str, ...]:
     """What the interpreter of the engine's environment is given."""
-    length = () if start.model_length is None else ("--max-model-len", str(start.model_length))
     return (
         "-m",
         "weightlane_vllm.server",
@@ -77,6 +81,31 @@ def front_arguments(start: FrontStart) -> tuple[str, ...]:
         start.model,
         "--address",
         start.address,
+        *_engine_arguments(start),
+    )
+
+
+def serve_command(start: FrontStart, *, python: str = "python") -> tuple[str, ...]:
+    """The command that starts the same engine as vLLM's OpenAI server, in `serve_environment`.
+
+    The command `vllm` of the CPU wheel asks for the version of a distribution `vllm`, which it is not, and
+    ends; its server starts as a module.
+    """
+    if start.device == "cpu":
+        module = "vllm.entrypoints.openai.api_server"
+        return (python, "-m", module, "--model", start.model, *_engine_arguments(start))
+    return ("vllm", "serve", start.model, *_engine_arguments(start))
+
+
+def serve_environment(start: FrontStart) -> Mapping[str, str]:
+    """Variables for that: those of `front_environment`, and the one that has a front opened beside it."""
+    return {**front_environment(start), FRONT_ADDRESS: start.address}
+
+
+def _engine_arguments(start: FrontStart) -> tuple[str, ...]:
+    """In words that vLLM's own command line and our server's have in common."""
+    length = () if start.model_length is None else ("--max-model-len", str(start.model_length))
+    return (
         "--tensor-parallel-size",
         str(start.tensor_parallel),
         "--dtype",
@@ -85,6 +114,7 @@ def front_arguments(start: FrontStart) -> tuple[str, ...]:
         "--max-num-seqs",
         str(start.sequences),
         *_lora_arguments(start.lora),
+        *(("--enable-sleep-mode",) if start.release else ()),
     )
 
 
@@ -131,7 +161,8 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
     """A multiprocess `LLM` behind a front, in the checkpoint's own dtype, on CPU in float32.
 
     Raises:
-        PlanError: no front can listen on the address, or vLLM takes no adapter of this rank.
+        PlanError: no front can listen on the address, vLLM takes no adapter of this rank, or memory is to be
+            let go on a CPU.
     """
     address = context.address or proposed_address(context.descriptor.engine)
     problems = address_problems(address)
@@ -143,9 +174,13 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
             problems = [*problems, *refusal.problems]
         else:
             lora = LoraStart(SLOTS_NEEDED[context.swap], rank)
+    on_cpu = context.facts.device == "cpu"
+    if on_cpu and context.release:
+        what = "vLLM's sleep on a CPU build frees nothing, and it does not start with --enable-sleep-mode"
+        fix = "Leave it out, or start it on a GPU."
+        problems = [*problems, *(Problem("release", tag, what, fix) for tag in context.release)]
     if problems:
         raise PlanError(problems)
-    on_cpu = context.facts.device == "cpu"
     start = FrontStart(
         model=context.model,
         address=address,
@@ -154,8 +189,15 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
         dtype="float32" if on_cpu else "auto",
         model_length=None,
         lora=lora,
+        release=context.release,
     )
-    notes = (*_lora_notes(context, lora), _SEQUENCES.format(count=start.sequences), _OWN_PROCESS)
+    notes = (
+        _serve_note(start),
+        *_lora_notes(context, lora),
+        _SEQUENCES.format(count=start.sequences),
+        _OWN_PROCESS,
+        *_sleep_notes(context.release),
+    )
     return LaunchPlan(
         arguments=front_arguments(start),
         environment=front_environment(start),
@@ -163,6 +205,16 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
         address=address,
         requires=("weightlane-vllm",),
     )
+
+
+def _serve_note(start: FrontStart) -> str:
+    words = ("env", *(f"{name}={value}" for name, value in serve_environment(start).items()))
+    command = shlex.join((*words, *serve_command(start))).replace("'$MODEL'", '"$MODEL"')
+    return f"As vLLM's OpenAI server instead: {command}"
+
+
+def _sleep_notes(release: Sequence[MemoryTag]) -> tuple[str, ...]:
+    return ("In your own process also: enable_sleep_mode=True.",) if release else ()
 
 
 def _lora_notes(context: LaunchContext, lora: LoraStart | None) -> tuple[str, ...]:

@@ -36,6 +36,11 @@ def lora_request(ref: AdapterRef) -> Any:
     return numbered_request(ref, lora_number(ref.name))
 
 
+def is_ours(request: Any) -> bool:
+    """Whether a `LoRARequest` (or None) names an adapter of a lane."""
+    return request is not None and str(request.lora_path).startswith(f"{_NOWHERE}/")
+
+
 def numbered_request(ref: AdapterRef, number: int) -> Any:
     """The same under another number, for an adapter that no request names yet."""
     from vllm.lora.request import LoRARequest

@@ -116,8 +116,12 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 @hookimpl
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
     from weightlane_vllm.requests import plan_lifecycle
+    from weightlane_vllm.running_policy import with_running_requests
+    from weightlane_vllm.sleep_plan import require_no_frozen_requests
 
-    return plan_lifecycle(context.facts, context.phase)
+    require_no_frozen_requests(context)
+    lifecycle = plan_lifecycle(context.facts, context.phase, context.release)
+    return with_running_requests(context, lifecycle)
 
 
 @hookimpl

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Literal
 
 from weightlane.program import AgentMove, EngineCall, Lifecycle, Program
 from weightlane.types import Phase, TransportName
+from weightlane_vllm.sleep_plan import plan_memory, sleep_notes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from weightlane.facts import EngineFacts
+    from weightlane.types import MemoryTag
 
 RESET_PREFIX_CACHE = "reset_prefix_cache"
 _RESET_SECONDS = 60.0
@@ -34,10 +36,13 @@ def build_program(transport: TransportName) -> Program:
     return Program(move=AgentMove(_AGENT_TRANSPORTS[transport]))
 
 
-def plan_lifecycle(facts: EngineFacts, phase: Phase) -> Lifecycle:
+def plan_lifecycle(facts: EngineFacts, phase: Phase, release: Sequence[MemoryTag] = ()) -> Lifecycle:
     """The prefix cache is emptied after the last bucket; where there is none that costs nothing.
 
     Also for adapters: 0.27.1 keys it by name alone, and a trainer that began anew publishes a version again.
+
+    Raises:
+        PlanError: memory of `release` cannot be let go by this engine.
     """
     notes = [] if phase is Phase.ADAPTER else [FENCE_NOTE]  # its expression tells what is held back
     if facts.launch_arguments.get("dtype", "float32") != "float32":
@@ -46,5 +51,7 @@ def plan_lifecycle(facts: EngineFacts, phase: Phase) -> Lifecycle:
             "trainer's by rounding."
         )
     return Lifecycle(
-        settle=(EngineCall(RESET_PREFIX_CACHE, timeout_seconds=_RESET_SECONDS),), notes=tuple(notes)
+        settle=(EngineCall(RESET_PREFIX_CACHE, timeout_seconds=_RESET_SECONDS),),
+        notes=(*notes, *sleep_notes(facts, release)),
+        memory=plan_memory(facts, release),
     )

@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         enable_lora=options.enable_lora,
         max_loras=options.max_loras,
         max_lora_rank=options.max_lora_rank,
+        enable_sleep_mode=options.enable_sleep_mode,
         worker_extension_cls=WORKER_EXTENSION_CLASS,
     )
     try:
@@ -69,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--enable-lora", action="store_true", help="so that adapters can be received")
     parser.add_argument("--max-loras", type=int, default=1, help="two for a lane with swap two_slot")
     parser.add_argument("--max-lora-rank", type=int, default=16, help="the largest rank of any adapter")
+    parser.add_argument(
+        "--enable-sleep-mode", action="store_true", help="so that a lane can let its memory go (GPU)"
+    )
     parser.add_argument(
         "--enforce-eager",
         choices=("yes", "no"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from weightlane.errors import EngineError, Problem
+from weightlane.errors import EngineError, Problem, SyncError
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane_vllm.adapter_refusals import adapter_problems
 from weightlane_vllm.adapter_shelf import shelf_of
@@ -20,6 +20,7 @@ from weightlane_vllm.names import is_taken, resolve
 from weightlane_vllm.namespace import Namespace
 from weightlane_vllm.patches import plain_cpu_weights
 from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
+from weightlane_vllm.sleep_watch import watch_of
 from weightlane_vllm.ties import live_owner
 from weightlane_vllm.traced_names import TracedNames
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from weightlane.messages import ReceivePlan, WireTensor
     from weightlane.trace.table import PlacementTable
 
+_WAKE = 'Wake it first, or connect with release=("weights", "kv_cache") so that the lane does.'
+
 
 class VllmWorkerEngine:
     """Loads checkpoint tensors through the model class's own `load_weights`, adapters through `AdapterShelf`.
@@ -45,6 +48,7 @@ class VllmWorkerEngine:
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
+        self._sleep = watch_of(worker)
         self._traced = TracedNames()
         self._asked: tuple[object, tuple[ExpectedTensor, ...]] | None = None
 
@@ -84,6 +88,7 @@ class VllmWorkerEngine:
         """
         from weightlane_vllm.tracing import table_key, trace_of
 
+        self._require_weights("A load cannot be traced in", fix="Wake it before a lane is connected.")
         model = self._model()
         config = self._worker.vllm_config
         tied = {item.name for item in self.describe().expected if item.tied_to}
@@ -128,8 +133,17 @@ class VllmWorkerEngine:
             if not is_taken(wire.name, space)
         ]
 
+    def released(self) -> Sequence[str]:
+        """Memory that sleeps."""
+        return self._sleep.released()
+
+    def why_not_whole(self) -> str:
+        """Weights that were let go without a copy are lost until a full sync has written them."""
+        return self._sleep.why_lost()
+
     def begin(self, version: int) -> None:
-        """Nothing to prepare: plain parameters are written in place."""
+        """Nothing to prepare: plain parameters are written in place, where they are."""
+        self._require_weights(f"Version {version} cannot be written into")
 
     def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
         """Gives `tensors` to the model's loader, in plan order.
@@ -154,12 +168,14 @@ class VllmWorkerEngine:
             import torch
 
             torch.cuda.synchronize(self._worker.device)
+        self._sleep.rewritten()
 
     def publish(self, version: int) -> None:
         """The version label belongs to the engine core, which the front sets; a worker has none."""
 
     def load_adapter(self, load: AdapterLoad) -> AdapterBinding:
         """Loads an adapter from memory beside what serves, and tells what the live layers then hold."""
+        self._require_weights(f"Adapter {load.ref.name} cannot be loaded into")  # its slots are weights too
         return shelf_of(self._worker).load(load)
 
     def serve_adapter(self, slot: str) -> None:
@@ -168,7 +184,13 @@ class VllmWorkerEngine:
 
     def remove_adapter(self, slot: str) -> None:
         """Frees the slot."""
+        self._require_weights(f"Adapter slot {slot} cannot be freed in")
         shelf_of(self._worker).remove(slot)
+
+    def _require_weights(self, what: str, *, fix: str = _WAKE) -> None:
+        if "weights" in self._sleep.released():
+            why = "It sleeps, and nobody has taken the memory back."
+            raise SyncError(f"{what} this vLLM worker: its weights are released.", why, fix)
 
     def _model(self) -> nn.Module:
         model: nn.Module = self._worker.model_runner.get_model()

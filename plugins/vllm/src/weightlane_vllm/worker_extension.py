@@ -20,8 +20,14 @@ class WeightlaneWorkerExtension:
 
         return agent_of(self).handle(message)
 
-    def weightlane_adapters(self) -> bytes:
+    def weightlane_adapters(self, request: bytes = b"") -> bytes:
         """What requests may name now, each loaded: `ServedAdapters` or a `Failure`, encoded; never raises."""
         from weightlane_vllm.served_adapters import tell_served
 
-        return tell_served(self)
+        return tell_served(self, request)
+
+    def weightlane_sleep(self) -> bytes:
+        """What this worker has let go of: `SleepState` or a `Failure`, encoded; never raises."""
+        from weightlane_vllm.sleep_calls import tell_sleep
+
+        return tell_sleep(self)

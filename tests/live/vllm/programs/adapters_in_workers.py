@@ -176,6 +176,35 @@ def a_version_is_published_again(worker: Any, seen: dict[str, Any]) -> None:
     seen["none_left"] = not worker.list_loras()
 
 
+def an_old_one_is_kept_until_it_is_released(worker: Any, seen: dict[str, Any]) -> None:
+    """As an engine needs it whose requests run on: what they name must stay."""
+    shelf = shelf_of(worker)
+    shelf.removals = "when-released"
+    first, second, third = (
+        load_of(f"kept.{slot}", adapter("kept", version=version, seed=version))
+        for slot, version in ((0, 1), (1, 2), (0, 3))
+    )
+    for made, old in ((first, None), (second, first)):
+        shelf.load(made)
+        shelf.serve(made.slot)
+        if old:
+            shelf.remove(old.slot)
+    told = shelf.told()
+    seen["kept"] = [[ref.name for ref in refs] for refs in (told.adapters, told.loaded, told.kept)]
+    layers = LoraLayers(worker)
+    seen["kept_is_whole"] = problems(first, binding_of(layers, first, lora_number("kept@1")))
+    seen["slot_is_needed"] = raised(shelf.load, third)
+    shelf.release(["kept@1", "kept@2"])
+    seen["released"] = worker.list_loras() == {lora_number("kept@2")}
+    seen["then_loaded"] = problems(third, shelf.load(third))
+    seen["loaded"] = [ref.name for ref in shelf.told().loaded]
+    shelf.serve(third.slot)
+    shelf.remove(second.slot)
+    shelf.remove(third.slot)  # what a base does that is written under them
+    seen["none_kept"] = not worker.list_loras()
+    shelf.removals = "at-once"
+
+
 def layers_add_what_the_formula_adds(worker: Any, rank: int, workers: int, seen: dict[str, Any]) -> None:
     """Through vLLM's own mapping and kernels; of layers whose outputs are sharded, so that a rank has rows.
 
@@ -228,6 +257,7 @@ def main() -> None:
             own_ranks(worker, told)
             modules_without_a_layer(worker, told)
             a_version_is_published_again(worker, told)
+            an_old_one_is_kept_until_it_is_released(worker, told)
             layers_add_what_the_formula_adds(worker, rank, workers, told)
     answer.write_text(json.dumps(seen))
 
