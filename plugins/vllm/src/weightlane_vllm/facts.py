@@ -34,6 +34,12 @@ SAMPLE_VERSIONS = "vllm.outputs:CompletionOutput.weight_versions"
 LORA_PATTERNS = "vllm.lora.peft_helper:PEFTHelper.rank_pattern"
 """Modules of an adapter may have ranks and scales of their own; 0.27.1 ignores both patterns in silence."""
 
+LAYERWISE_RELOAD = "vllm.model_executor.model_loader.reload.layerwise:initialize_layerwise_reload"
+"""Layers that were packed after loading can be put back in their loading form, loaded and packed again."""
+
+RESETS_LORA = "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state"
+"""The engine's own reloads drop every adapter; absent in 0.27.1, which keeps them."""
+
 CPU_PREPACK_SWITCH = "vllm._custom_ops:_supports_onednn"
 """The module attribute that makes the CPU build pack linear weights away after loading."""
 
@@ -71,6 +77,18 @@ QUESTIONS = (
     Question(WEIGHT_VERSION, ("vllm/v1/engine/llm_engine.py",), "LLMEngine", "set_weight_version"),
     Question(SAMPLE_VERSIONS, ("vllm/outputs.py",), "CompletionOutput", "weight_versions"),
     Question(LORA_PATTERNS, ("vllm/lora/peft_helper.py",), "PEFTHelper", "rank_pattern"),
+    Question(
+        LAYERWISE_RELOAD,
+        ("vllm/model_executor/model_loader/reload/layerwise.py",),
+        "",
+        "initialize_layerwise_reload",
+    ),
+    Question(
+        RESETS_LORA,
+        ("vllm/v1/worker/lora_model_runner_mixin.py",),
+        "LoRAModelRunnerMixin",
+        "reset_lora_state",
+    ),
     Question(CPU_PREPACK_SWITCH, ("vllm/_custom_ops.py",), "", "_supports_onednn"),
 )
 
@@ -133,6 +151,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
     from vllm.lora.peft_helper import PEFTHelper
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
     config = worker.vllm_config
     model, parallel = config.model_config, config.parallel_config
@@ -146,6 +165,8 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
             WEIGHT_VERSION: "set_weight_version" in LLMEngine.__dict__,
             SAMPLE_VERSIONS: "weight_versions" in CompletionOutput.__dataclass_fields__,
             LORA_PATTERNS: "rank_pattern" in PEFTHelper.__dataclass_fields__,
+            LAYERWISE_RELOAD: _has_layerwise_reload(),
+            RESETS_LORA: "reset_lora_state" in LoRAModelRunnerMixin.__dict__,
             CPU_PREPACK_SWITCH: "_supports_onednn" in vars(custom_ops),
             PLAIN_CPU_WEIGHTS: plain_cpu_weights,
         },
@@ -165,6 +186,14 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
         device=str(worker.device.type),
         quantization=model.quantization or "",
     )
+
+
+def _has_layerwise_reload() -> bool:
+    try:
+        from vllm.model_executor.model_loader.reload import layerwise
+    except ImportError:
+        return False
+    return hasattr(layerwise, "initialize_layerwise_reload")
 
 
 def _lora_arguments(lora: Any) -> dict[str, str]:
