@@ -48,6 +48,13 @@ class TestPackedLayers:
         assert reloads["emptied_again"] == reloads["emptied"] > 0
         assert reloads["addresses_stay"], "captured graphs hold on to them"
 
+    def test_are_traced_as_at_first_after_a_reload_of_ours_or_the_engines_own(
+        self, reloads: dict[str, Any]
+    ) -> None:
+        assert reloads["traced_alike"]
+        assert reloads["traced_after_the_engines_own"]
+        assert not reloads["loaders_left_wrapped"], "the control: loaders that drop what they are given"
+
     def test_need_tied_heads_packed_again(self, reloads: dict[str, Any]) -> None:
         """The control: 0.32 has a head of its own over the shared weight, 0.27.1 uses the embedding's."""
         off = reloads["tied_head_forgotten"]

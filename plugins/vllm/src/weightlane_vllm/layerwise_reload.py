@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+_WRAPPED = "online_process_loader"  # vLLM's name for what it wraps loaders in
+
 
 class LayerwiseReload:
     """A session of one model: from `begin` until `finish` or `abandon` its layers have no data.
@@ -114,7 +116,10 @@ def abandon(model: nn.Module) -> None:
     The engine itself begins no layer anew that still waits: shards of two versions would be counted as one
     whole layer.
     """
-    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, LOADING_LAYERS
+    try:
+        from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, LOADING_LAYERS
+    except ImportError:
+        return  # a vLLM without layerwise reload has no sessions
 
     for layer in model.modules():
         info = LAYERWISE_INFO.get(layer)
@@ -122,12 +127,27 @@ def abandon(model: nn.Module) -> None:
             if info.kernel_tensors is not None:
                 _put_back(layer, info)
             info.reset()
-        for tensor in (*layer._parameters.values(), *layer._buffers.values()):
-            if tensor is not None:
-                _unwrap(tensor)
+    put_loaders_back(model)
     LOADING_LAYERS.clear()
     if hasattr(model, "_original_do_torchao_reload"):
         model._do_torchao_reload = model._original_do_torchao_reload
+
+
+def put_loaders_back(model: nn.Module) -> None:
+    """Undoes the wrapping of loaders after a session, the engine's own (`reload_weights`) included.
+
+    The engine leaves it on its records and on biases. Outside of a session such a loader drops what it is
+    given without a word, so that a trace, which takes the records as the form to load, would find nothing.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
+    for layer in model.modules():
+        info = LAYERWISE_INFO.get(layer)
+        recorded = info.restore_metadata if info is not None else ()
+        for tensors in (layer._parameters, layer._buffers, *recorded):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    _unwrap(tensor)
 
 
 def pack_tied_again(model: nn.Module) -> None:
@@ -165,8 +185,15 @@ def _put_back(layer: nn.Module, info: Any) -> None:
         layer.register_buffer(name, buffer, persistent=name not in info.kernel_non_persistent_buffers)
 
 
-def _unwrap(tensor: Tensor) -> None:
-    loader = tensor.__dict__.get("weight_loader")
-    while getattr(loader, "__name__", "") == "online_process_loader":
-        loader = loader.__wrapped__  # type: ignore[union-attr]
-        tensor.weight_loader = loader  # type: ignore[attr-defined]
+def _unwrap(tensor: Any) -> None:
+    from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+    loader = getattr(tensor, "weight_loader", None)
+    if getattr(loader, "__name__", "") != _WRAPPED:
+        return
+    while getattr(loader, "__name__", "") == _WRAPPED:
+        loader = getattr(loader, "__wrapped__")  # noqa: B009 - of a callable of unknown kind
+    if loader is default_weight_loader and "weight_loader" in tensor.__dict__:
+        del tensor.weight_loader  # it had none of its own
+    else:
+        tensor.weight_loader = loader

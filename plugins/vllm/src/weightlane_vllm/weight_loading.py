@@ -8,7 +8,7 @@ from weightlane.errors import EngineError
 from weightlane.probes import NotViable
 from weightlane_vllm.buffers import BufferWrites, split, write_buffers
 from weightlane_vllm.facts import RESETS_LORA
-from weightlane_vllm.layerwise_reload import LayerwiseReload, abandon, is_open
+from weightlane_vllm.layerwise_reload import LayerwiseReload, abandon
 from weightlane_vllm.load_path import LoadPath, choose_path, recorded_names
 
 if TYPE_CHECKING:
@@ -76,11 +76,9 @@ class WeightLoading:
             self._worker.model_runner.reset_lora_state()
 
     def drop_left_open(self) -> None:
-        """Puts the model back where a sync ended in the middle of a session, so that it can be looked at."""
-        model = self._model()
-        if self._session is not None or is_open(model):
-            self._session, self._late = None, []
-            abandon(model)
+        """Puts the model back after a session that ended in the middle, or one of the engine's own."""
+        self._session, self._late = None, []
+        abandon(self._model())
 
     def _model(self) -> nn.Module:
         model: nn.Module = self._worker.model_runner.get_model()

@@ -30,10 +30,14 @@ class Reloaded:
         self.engine = VllmWorkerEngine(worker)
         self.model = worker.model_runner.get_model()
         self.trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.engine.trace([WireTensor(name, tuple(item.shape), "float32") for name, item in self.sent()])
+        self.first_trace = self.trace()
 
     def sent(self) -> list[tuple[str, Any]]:
         return [(name, item.detach()) for name, item in self.trainer.named_parameters()]
+
+    def trace(self) -> str:
+        tensors = [WireTensor(name, tuple(item.shape), "float32") for name, item in self.sent()]
+        return self.engine.trace(tensors).digest()
 
     @torch.no_grad()
     def train(self) -> None:
@@ -124,9 +128,23 @@ def _observed(folder: Path) -> dict[str, Any]:
         seen["addresses_stay"] = addresses == [
             item.data_ptr() for item in at.model.parameters() if item.numel()
         ]
+        seen["traced_alike"] = at.trace() == at.first_trace
+        _engines_own(at, seen)
         _controls(at, seen)
         _failures(at, seen)
     return seen
+
+
+def _engines_own(at: Reloaded, seen: dict[str, Any]) -> None:
+    """What `reload_weights` and vLLM's own weight transfer do: their wrapped loaders stay on its records."""
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    initialize_layerwise_reload(at.model)
+    at.model.load_weights((name, item.clone()) for name, item in at.sent())
+    finalize_layerwise_reload(at.model, at.worker.vllm_config.model_config)
+    with instead("put_loaders_back", lambda _: None):
+        seen["loaders_left_wrapped"] = at.trace() == at.first_trace
+    seen["traced_after_the_engines_own"] = at.trace() == at.first_trace
 
 
 def _controls(at: Reloaded, seen: dict[str, Any]) -> None:
