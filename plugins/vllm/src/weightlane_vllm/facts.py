@@ -40,6 +40,12 @@ LAYERWISE_RELOAD = "vllm.model_executor.model_loader.reload.layerwise:initialize
 RESETS_LORA = "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state"
 """The engine's own reloads drop every adapter; absent in 0.27.1, which keeps them."""
 
+TRANSFER_FACTORY = "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory.register_engine"
+"""The engine lets a plugin add a backend to its own weight transfer."""
+
+TRANSFER_SESSION = "vllm.distributed.weight_transfer.base:WeightTransferEngine.start_weight_update"
+"""Such a backend has the whole session: start, chunks, finish. Older ones get a loader with each chunk."""
+
 CPU_PREPACK_SWITCH = "vllm._custom_ops:_supports_onednn"
 """The module attribute that makes the CPU build pack linear weights away after loading."""
 
@@ -88,6 +94,18 @@ QUESTIONS = (
         ("vllm/v1/worker/lora_model_runner_mixin.py",),
         "LoRAModelRunnerMixin",
         "reset_lora_state",
+    ),
+    Question(
+        TRANSFER_FACTORY,
+        ("vllm/distributed/weight_transfer/factory.py",),
+        "WeightTransferEngineFactory",
+        "register_engine",
+    ),
+    Question(
+        TRANSFER_SESSION,
+        ("vllm/distributed/weight_transfer/base.py",),
+        "WeightTransferEngine",
+        "start_weight_update",
     ),
     Question(CPU_PREPACK_SWITCH, ("vllm/_custom_ops.py",), "", "_supports_onednn"),
 )

@@ -11,6 +11,7 @@ Upstream: https://github.com/vllm-project/vllm/pull/32133; its own text names th
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import EngineError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _WRAPPED = "online_process_loader"  # vLLM's name for what it wraps loaders in
+
+_SESSIONS: weakref.WeakKeyDictionary[nn.Module, LayerwiseReload] = weakref.WeakKeyDictionary()
+"""The session that a model is in: a lane and vLLM's own weight transfer may both want one."""
 
 
 class LayerwiseReload:
@@ -34,7 +38,6 @@ class LayerwiseReload:
     def __init__(self, model: nn.Module, vllm_config: Any) -> None:
         self._model = model
         self._config = vllm_config
-        self._open = False
 
     def begin(self) -> None:
         """Puts every layer in its loading form; what a session before left behind is dropped first."""
@@ -48,7 +51,7 @@ class LayerwiseReload:
             except BaseException:
                 abandon(self._model)
                 raise
-        self._open = True
+        _SESSIONS[self._model] = self
 
     def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Gives `tensors` to the model's loader; an error ends the session.
@@ -87,15 +90,13 @@ class LayerwiseReload:
         except BaseException:
             self.abandon()
             raise
-        self._open = False
 
     def abandon(self) -> None:
         """Ends the session without its outcome: layers that were whole are new, the others as before."""
-        self._open = False
         abandon(self._model)
 
     def _require_open(self) -> None:
-        if not self._open or not is_open(self._model):
+        if _SESSIONS.get(self._model) is not self or not is_open(self._model):
             raise EngineError(
                 "The layerwise reload of this vLLM worker has ended.",
                 "Another sync, another lane's connect or an error of the engine ended it in the middle.",
@@ -121,6 +122,7 @@ def abandon(model: nn.Module) -> None:
     except ImportError:
         return  # a vLLM without layerwise reload has no sessions
 
+    _SESSIONS.pop(model, None)
     for layer in model.modules():
         info = LAYERWISE_INFO.get(layer)
         if info is not None and info.can_load():

@@ -114,9 +114,7 @@ class VllmWorkerEngine:
             facts = self._facts()
             receiver = f"worker {description.worker} (vLLM {facts.version})"
             return problems or adapter_problems(self._worker, plan.adapter, facts, receiver=receiver)
-        path = self._loading.path(self._facts(), description.live)
-        if isinstance(path, NotViable):
-            problems.append(no_load_path(path, description.live))
+        problems = self.load_problems()
         if problems:
             return problems
         if self._traced.known(description.incarnation):
@@ -134,6 +132,13 @@ class VllmWorkerEngine:
             for wire in plan.tensors
             if not is_taken(wire.name, space)
         ]
+
+    def load_problems(self) -> list[Problem]:
+        """What stands against any load of whole weights: features of the engine, and no path to load by."""
+        live = _live_tensors(self._model())
+        path = self._loading.path(self._facts(), live)
+        missing = [no_load_path(path, live)] if isinstance(path, NotViable) else []
+        return [*refusals_of(self._features()), *missing]
 
     def begin(self, version: int) -> None:  # noqa: ARG002 - the contract's name
         """Opens a layerwise reload where the engine has packed parameters away; else nothing is to be done.
