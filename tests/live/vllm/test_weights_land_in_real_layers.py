@@ -85,6 +85,23 @@ class TestPackedLayers:
         assert "no attribute 'weight_loader'" in reloads["left_and_not_dropped"], "the control"
         assert max(reloads["in_the_end"].values()) <= EXACT
 
+    def test_are_updated_by_vllms_own_weight_transfer_through_our_backend(
+        self, reloads: dict[str, Any]
+    ) -> None:
+        transfer = reloads["transfer"]
+        assert transfer["made"] == "WeightlaneTransferEngine"
+        assert transfer["registered_twice"]
+        assert [max(off.values()) <= EXACT for off in transfer["after_each"]] == [True, True]
+        assert transfer["versions"] == ["1", "2"]
+
+    def test_are_not_updated_in_part_or_by_another_sender(self, reloads: dict[str, Any]) -> None:
+        transfer = reloads["transfer"]
+        assert transfer["part"].startswith("PlanError")
+        assert "would be written by nothing" in transfer["part"]
+        assert "Invalid update_info for WeightlaneTransferEngine" in transfer["unknown_word"]
+        assert "Use weightlane_vllm.transfer_sender.WeightSender" in transfer["older_way"]
+        assert "already has a backend weightlane that is not ours" in transfer["of_somebody_else"]
+
 
 class TestBuffers:
     def test_that_the_engines_loader_takes_are_left_to_it(self, buffers: dict[str, Any]) -> None:
