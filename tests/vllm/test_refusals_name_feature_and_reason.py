@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from weightlane.facts import no_facts
+from weightlane.probes import NotViable
 from weightlane.receiver import LiveTensor
-from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
+from weightlane_vllm.load_path import choose_path
+from weightlane_vllm.refusals import EngineFeatures, no_load_path, refusals_of
 from weightlane_vllm.worker import VllmWorkerEngine
 
 
@@ -67,8 +70,11 @@ def test_a_worker_reads_the_connector_from_its_configuration() -> None:
     assert refusals_of(unnamed), "it was asked for, whatever it is"
 
 
-def test_packed_away_parameters_are_named() -> None:
+def test_packed_away_parameters_that_cannot_be_loaded_again_are_named() -> None:
     live = (LiveTensor("a.weight", (4, 4), "float32"), LiveTensor("b.weight", (0,), "float32"))
-    (problem,) = emptied_weights(live)
+    path = choose_path(no_facts("vllm"), live, ())
+    assert isinstance(path, NotViable)
+    problem = no_load_path(path, live)
     assert problem.subject == "b.weight"
-    assert emptied_weights(live[:1]) == ()
+    assert "packed 1 parameters away" in problem.what
+    assert "nobody looked for" in problem.what

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import subprocess
 import tempfile
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,12 +24,12 @@ from weightlane_vllm.launch import FrontStart, LoraStart, front_command, front_e
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from weightlane.messages import Generation
 
 PROBE_PROMPTS = ((1, 2, 3, 4, 5), (400, 7, 99))
 START_SECONDS = 600.0
+LAYERS_PROGRAM = Path(__file__).parent / "programs/adapters_in_workers.py"
 
 _numbers = itertools.count()
 
@@ -55,6 +58,35 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     Qwen3ForCausalLM(tiny_config()).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def told_by_layers(
+    vllm_python: Path,
+    request: pytest.FixtureRequest,
+    tiny_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], dict[str, dict[str, Any]]]:
+    """What vLLM's own layers told without an engine, by era ("0.32", "0.27.1"); one process an era."""
+    known: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def of(era: str) -> dict[str, dict[str, Any]]:
+        if era not in known:
+            answer = tmp_path_factory.mktemp("layers") / "answer"
+            environment = dict(os.environ)
+            if era == "0.27.1":
+                before = str(request.getfixturevalue("vllm_older"))
+                paths = (before, os.environ.get("PYTHONPATH"))
+                environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+            words = [str(vllm_python), str(LAYERS_PROGRAM), str(tiny_folder), str(answer)]
+            finished = subprocess.run(
+                words, env=environment, capture_output=True, text=True, timeout=300, check=False
+            )
+            assert finished.returncode == 0, finished.stderr[-4000:]
+            known[era] = json.loads(answer.read_text())
+        return known[era]
+
+    return of
 
 
 @pytest.fixture(scope="session")

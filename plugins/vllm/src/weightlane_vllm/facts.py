@@ -50,6 +50,18 @@ SLEEP_RECORDS = "vllm.device_allocator:AllocationData.is_asleep"
 KV_CACHE_ALONE = "vllm.v1.engine.llm_engine:LLMEngine.release_kv_cache_memory"
 """The key-value cache can be let go without the weights; absent in 0.27.1."""
 
+LAYERWISE_RELOAD = "vllm.model_executor.model_loader.reload.layerwise:initialize_layerwise_reload"
+"""Layers that were packed after loading can be put back in their loading form, loaded and packed again."""
+
+RESETS_LORA = "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state"
+"""The engine's own reloads drop every adapter; absent in 0.27.1, which keeps them."""
+
+TRANSFER_FACTORY = "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory.register_engine"
+"""The engine lets a plugin add a backend to its own weight transfer."""
+
+TRANSFER_SESSION = "vllm.distributed.weight_transfer.base:WeightTransferEngine.start_weight_update"
+"""Such a backend has the whole session: start, chunks, finish. Older ones get a loader with each chunk."""
+
 CPU_PREPACK_SWITCH = "vllm._custom_ops:_supports_onednn"
 """The module attribute that makes the CPU build pack linear weights away after loading."""
 
@@ -94,6 +106,29 @@ QUESTIONS = (
         "is_asleep",
     ),
     Question(KV_CACHE_ALONE, ("vllm/v1/engine/llm_engine.py",), "LLMEngine", "release_kv_cache_memory"),
+        LAYERWISE_RELOAD,
+        ("vllm/model_executor/model_loader/reload/layerwise.py",),
+        "",
+        "initialize_layerwise_reload",
+    ),
+    Question(
+        RESETS_LORA,
+        ("vllm/v1/worker/lora_model_runner_mixin.py",),
+        "LoRAModelRunnerMixin",
+        "reset_lora_state",
+    ),
+    Question(
+        TRANSFER_FACTORY,
+        ("vllm/distributed/weight_transfer/factory.py",),
+        "WeightTransferEngineFactory",
+        "register_engine",
+    ),
+    Question(
+        TRANSFER_SESSION,
+        ("vllm/distributed/weight_transfer/base.py",),
+        "WeightTransferEngine",
+        "start_weight_update",
+    ),
     Question(CPU_PREPACK_SWITCH, ("vllm/_custom_ops.py",), "", "_supports_onednn"),
 )
 
@@ -163,6 +198,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
     from vllm.outputs import CompletionOutput
     from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
     from weightlane_vllm.sleep_watch import records_are_kept
 
@@ -181,6 +217,8 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
             SLEEP_AVAILABLE: bool(current_platform.is_sleep_mode_available()),
             SLEEP_RECORDS: records_are_kept(),
             KV_CACHE_ALONE: "release_kv_cache_memory" in LLMEngine.__dict__,
+            LAYERWISE_RELOAD: _has_layerwise_reload(),
+            RESETS_LORA: "reset_lora_state" in LoRAModelRunnerMixin.__dict__,
             CPU_PREPACK_SWITCH: "_supports_onednn" in vars(custom_ops),
             PLAIN_CPU_WEIGHTS: plain_cpu_weights,
         },
@@ -202,6 +240,14 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
         device=str(worker.device.type),
         quantization=model.quantization or "",
     )
+
+
+def _has_layerwise_reload() -> bool:
+    try:
+        from vllm.model_executor.model_loader.reload import layerwise
+    except ImportError:
+        return False
+    return hasattr(layerwise, "initialize_layerwise_reload")
 
 
 def _lora_arguments(lora: Any) -> dict[str, str]:

@@ -102,6 +102,13 @@ def read_rules(model: nn.Module, *, wrapper_loads: bool) -> NameRules:
     )
 
 
+def renamed_prefixes(model: nn.Module) -> dict[str, str]:
+    """Checkpoint prefixes that the model class renames. One mapped to None is dropped by the loader."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    prefixes = getattr(mapper, "orig_to_new_prefix", None) or {}
+    return {old: new for old, new in prefixes.items() if new is not None}
+
+
 def _renamings(mapper: Any) -> dict[str, str | None]:
     """Renames that the mapper has as objects of transformers (its Transformers backend), applied first.
 

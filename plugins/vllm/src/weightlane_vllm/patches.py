@@ -6,13 +6,17 @@ the engine's own `load_weights` has nothing to write to. With the switch off, vL
 `torch.nn.functional.linear` over the plain parameter. It must be off before the model is loaded.
 
 Upstream: https://github.com/vllm-project/vllm/pull/32133 (layerwise reload: restores, loads, packs again).
-To be removed when this plugin loads through layerwise reload, or when vLLM keeps the parameter.
+A sync of packed weights goes through that reload (`layerwise_reload`); what was packed cannot be read back,
+which is why this patch is the rule and `WEIGHTLANE_VLLM_CPU_WEIGHTS=packed` the exception.
+To be removed when vLLM keeps the parameter beside what it packed.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from weightlane.errors import UsageError
 from weightlane.facts import EngineFacts
 from weightlane.probes import NotViable, ProbeResult, require_attributes
 from weightlane_vllm.facts import CPU_PREPACK_SWITCH, ENGINE
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _SWITCH = "_supports_onednn"
+
+CPU_WEIGHTS = "WEIGHTLANE_VLLM_CPU_WEIGHTS"
+"""Environment variable of the engine's process: `plain` (the default) or `packed`."""
 
 
 def probe_plain_cpu_weights(facts: EngineFacts) -> ProbeResult:
@@ -79,9 +86,21 @@ def platform_facts() -> EngineFacts:
     )
 
 
+def wants_packed() -> bool:
+    """Whether the user asked for weights to stay packed.
+
+    Raises:
+        UsageError: the environment variable has another value than the two it knows.
+    """
+    wanted = os.environ.get(CPU_WEIGHTS, "plain")
+    if wanted not in ("plain", "packed"):
+        raise UsageError(f"{CPU_WEIGHTS}={wanted!r} is unknown.", "It is plain or packed.")
+    return wanted == "packed"
+
+
 def apply_where_viable() -> bool:
-    """Applies `plain_cpu_weights` where its probe allows; says whether it is in force now."""
-    if isinstance(probe_plain_cpu_weights(platform_facts()), NotViable):
+    """Applies `plain_cpu_weights` where its probe allows and the user wants it; whether it is in force."""
+    if wants_packed() or isinstance(probe_plain_cpu_weights(platform_facts()), NotViable):
         return False
     plain_cpu_weights().apply()
     return True

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightlane.errors import Problem
+from weightlane_vllm.load_path import emptied_names
 
 if TYPE_CHECKING:
+    from weightlane.probes import NotViable
     from weightlane.receiver import LiveTensor
 
 
@@ -104,20 +106,15 @@ def refusals_of(features: EngineFeatures) -> tuple[Problem, ...]:
     return tuple(problems)
 
 
-def emptied_weights(live: tuple[LiveTensor, ...]) -> tuple[Problem, ...]:
-    """A problem when the engine has packed parameters away and left them without an element."""
-    empty = [tensor.name for tensor in live if 0 in tensor.shape]
-    if not empty:
-        return ()
-    return (
-        Problem(
-            "capability",
-            empty[0],
-            f"the engine packed {len(empty)} parameters away after loading and left them empty, so there is "
-            "nothing to write to (CPU builds do this)",
-            "Start the engine with the worker extension of weightlane-vllm, in float32 on a CPU.",
-            near=tuple(empty[1:4]),
-        ),
+def no_load_path(path: NotViable, live: tuple[LiveTensor, ...]) -> Problem:
+    """Why the model as it stands can be loaded neither in place nor layer by layer."""
+    emptied = emptied_names(live)
+    return Problem(
+        "capability",
+        emptied[0] if emptied else "load_weights",
+        f"{path.reason}, so there is nothing to write to (CPU builds pack linear weights away)",
+        "Start the engine with the worker extension of weightlane-vllm, in float32 on a CPU.",
+        near=tuple(emptied[1:4]),
     )
 
 

@@ -5,10 +5,12 @@ Runs inside the worker that holds the model, or over a model on the meta device.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightlane.trace.coverage import target_coverage
 from weightlane.trace.table import PlacementTable, TableKey, TracedSource
+from weightlane_vllm.buffers import BufferWrites, Routes, unreached_buffers
 from weightlane_vllm.facts import DISTRIBUTIONS, ENGINE, installed_version
 from weightlane_vllm.loading_form import loading_form_of
 from weightlane_vllm.styles import Wrappers, styled_name
@@ -34,20 +36,41 @@ def trace_of(model: nn.Module, key: TableKey, tensors: Sequence[WireTensor]) -> 
         key: what the table will be true for.
         tensors: with canonical names, full shapes and dtypes.
     """
+    return traced_load(model, key, tensors).table
+
+
+@dataclass(frozen=True, slots=True)
+class TracedLoad:
+    """A table, and the buffers that were written beside the loader for it."""
+
+    table: PlacementTable
+    routes: Routes
+
+
+def traced_load(model: nn.Module, key: TableKey, tensors: Sequence[WireTensor]) -> TracedLoad:
+    """The same with what has to be written beside the loader: buffers that it was seen not to reach."""
     wrappers = wrappers_of(model)
-    tables: list[PlacementTable] = []
+    loads: list[TracedLoad] = []
     for style in wrappers.styles:
         table = trace_in_style(model, key, tensors, style, wrappers)
+        routes = {} if _complete(table) else unreached_buffers(model, table)
+        if routes:  # its gaps say more: a buffer of another shape is told by name
+            table = trace_in_style(model, key, tensors, style, wrappers, routes)
+        loads.append(TracedLoad(table, routes))
         if _complete(table):
-            return table
-        tables.append(table)
-    return max(tables, key=_taken)
+            return loads[-1]
+    return max(loads, key=_taken)
 
 
 def trace_in_style(
-    model: nn.Module, key: TableKey, tensors: Sequence[WireTensor], style: NameStyle, wrappers: Wrappers
+    model: nn.Module,
+    key: TableKey,
+    tensors: Sequence[WireTensor],
+    style: NameStyle,
+    wrappers: Wrappers,
+    routes: Routes | None = None,
 ) -> PlacementTable:
-    """The table of one style, complete or not; see `trace_of`."""
+    """The table of one style, complete or not, with `routes` written beside the loader; see `trace_of`."""
     import torch
 
     from weightlane.trace.tracing import trace_load
@@ -59,15 +82,14 @@ def trace_in_style(
     ]
     # Not under inference mode: what is made there may not be changed outside of it, twins included.
     with torch.inference_mode(mode=False):
-        return trace_load(receiver_of(model, key), sources, style=style)
+        return trace_load(receiver_of(model, key, routes), sources, style=style)
 
 
-def receiver_of(model: nn.Module, key: TableKey) -> Receiver:
+def receiver_of(model: nn.Module, key: TableKey, routes: Routes | None = None) -> Receiver:
     """The model as a trace takes it: its own loader, the form in which it loads, what is the engine's own."""
     from weightlane.trace.tracing import Receiver
 
-    load: Any = model.load_weights
-    return Receiver(model, load, key, _EngineOwned(model), loading_form_of)
+    return Receiver(model, BufferWrites(model, routes or {}).load, key, _EngineOwned(model), loading_form_of)
 
 
 def table_key(vllm_config: Any, *, worker: int = 0) -> TableKey:
@@ -162,5 +184,5 @@ def _complete(table: PlacementTable) -> bool:
     return len({item.source for item in table.placements}) == len(table.sources)
 
 
-def _taken(table: PlacementTable) -> int:
-    return sum(item.elements for item in table.placements)
+def _taken(load: TracedLoad) -> int:
+    return sum(item.elements for item in load.table.placements)

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from weightlane.errors import EngineError, Problem, SyncError
+from weightlane.probes import NotViable
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane_vllm.adapter_refusals import adapter_problems
 from weightlane_vllm.adapter_shelf import shelf_of
 from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, worker_facts
-from weightlane_vllm.mapper import read_rules
+from weightlane_vllm.mapper import read_rules, renamed_prefixes
 from weightlane_vllm.names import is_taken, resolve
 from weightlane_vllm.namespace import Namespace
 from weightlane_vllm.patches import plain_cpu_weights
-from weightlane_vllm.refusals import EngineFeatures, emptied_weights, refusals_of
+from weightlane_vllm.refusals import EngineFeatures, no_load_path, refusals_of
 from weightlane_vllm.sleep_watch import watch_of
 from weightlane_vllm.ties import live_owner
 from weightlane_vllm.traced_names import TracedNames
+from weightlane_vllm.weight_loading import WeightLoading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +52,7 @@ class VllmWorkerEngine:
         self._worker = worker
         self._sleep = watch_of(worker)
         self._traced = TracedNames()
+        self._loading = WeightLoading(worker)
         self._asked: tuple[object, tuple[ExpectedTensor, ...]] | None = None
 
     def describe(self) -> WorkerDescription:
@@ -71,7 +74,7 @@ class VllmWorkerEngine:
             gpu_uuid=_gpu_uuid(self._worker.device),
             live=live,
             packed=packed,
-            renames=_renamed_prefixes(model),
+            renames=renamed_prefixes(model),
             facts=facts,
             rules=read_rules(model, wrapper_loads=facts.attributes[LORA_LOAD_WEIGHTS]),
         )
@@ -86,16 +89,17 @@ class VllmWorkerEngine:
 
         What the receiver reads through a tie is left out: vLLM with LoRA raises for it, and without drops it.
         """
-        from weightlane_vllm.tracing import table_key, trace_of
+        from weightlane_vllm.tracing import table_key, traced_load
 
         self._require_weights("A load cannot be traced in", fix="Wake it before a lane is connected.")
+        self._loading.drop_left_open()
         model = self._model()
         config = self._worker.vllm_config
         tied = {item.name for item in self.describe().expected if item.tied_to}
         sent = [item for item in tensors if item.name not in tied]
-        table = trace_of(model, table_key(config, worker=self._worker.rank), sent)
-        self._traced.add(incarnation_of(model), table)
-        return table
+        load = traced_load(model, table_key(config, worker=self._worker.rank), sent)
+        self._traced.add(incarnation_of(model), load.table, load.routes)
+        return load.table
 
     def live_tensors(self) -> Mapping[str, Tensor]:
         """Parameters and buffers of the live model, under every name that they have."""
@@ -108,13 +112,14 @@ class VllmWorkerEngine:
 
         Where a load was traced, what it was seen to do decides; else the static rules do.
         """
+        self._loading.drop_left_open()
         description = self.describe()
         problems = list(refusals_of(self._features()))
         if plan.adapter is not None:
             facts = self._facts()
             receiver = f"worker {description.worker} (vLLM {facts.version})"
             return problems or adapter_problems(self._worker, plan.adapter, facts, receiver=receiver)
-        problems.extend(emptied_weights(description.live))
+        problems = self.load_problems()
         if problems:
             return problems
         if self._traced.known(description.incarnation):
@@ -141,9 +146,21 @@ class VllmWorkerEngine:
         """Weights that were let go without a copy are lost until a full sync has written them."""
         return self._sleep.why_lost()
 
+    def load_problems(self) -> list[Problem]:
+        """What stands against any load of whole weights: features of the engine, and no path to load by."""
+        live = _live_tensors(self._model())
+        path = self._loading.path(self._facts(), live)
+        missing = [no_load_path(path, live)] if isinstance(path, NotViable) else []
+        return [*refusals_of(self._features()), *missing]
+
     def begin(self, version: int) -> None:
-        """Nothing to prepare: plain parameters are written in place, where they are."""
+        """Opens a layerwise reload where the engine has packed parameters away; else nothing is to be done.
+
+        What a sync before left in the middle is dropped first.
+        """
         self._require_weights(f"Version {version} cannot be written into")
+        self._loading.drop_left_open()
+        self._loading.begin(self._loading.path(self._facts(), _live_tensors(self._model())))
 
     def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
         """Gives `tensors` to the model's loader, in plan order.
@@ -151,19 +168,16 @@ class VllmWorkerEngine:
         What the loader returns is no evidence that it wrote (it names more or fewer than it did), so the
         count is of what it was handed.
         """
-        import torch
-
-        load: Any = self._model().load_weights
-        with torch.no_grad():
-            load(iter(tensors))
+        self._loading.load(tensors, self._traced.routes(self.current_incarnation()))
         return len(tensors)
 
     def finish(self, version: int) -> None:  # noqa: ARG002 - the contract's name
-        """Waits for the copies on the device, so that a report means written.
+        """Packs again what was packed, and waits for the device, so that a report means written.
 
-        An unquantised dense model keeps nothing derived from its parameters (those that do are refused at
-        plan time), so there is nothing to process again.
+        An unquantised dense model keeps nothing else derived from its parameters (those that do are refused
+        at plan time).
         """
+        self._loading.finish(self._facts(), self._traced.routes(self.current_incarnation()))
         if self._worker.device.type == "cuda":
             import torch
 
@@ -265,13 +279,6 @@ def _live_tensors(model: nn.Module) -> tuple[LiveTensor, ...]:
         for name, tensor in model.named_buffers()
     ]
     return (*parameters, *buffers)
-
-
-def _renamed_prefixes(model: nn.Module) -> dict[str, str]:
-    """Checkpoint prefixes that the model class renames. One mapped to None is dropped by the loader."""
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
-    prefixes = getattr(mapper, "orig_to_new_prefix", None) or {}
-    return {old: new for old, new in prefixes.items() if new is not None}
 
 
 def _gpu_uuid(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""Loads adapters into workers without an engine and writes what was seen, as JSON.
+"""Loads adapters and weights into workers without an engine and writes what was seen, as JSON.
 
 python adapters_in_workers.py MODEL ANSWER
 """
@@ -16,7 +16,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import msgspec
 import torch
+from buffers_in_workers import observe_buffers
 from lora_workers import EVERY, adapter, load_of, worker_of_rank
+from reload_in_workers import observe_reloads
 
 from weightlane.adapter_check import binding_problems
 from weightlane.adapters import AdapterExpression, AdapterPlan, TrainedBase
@@ -259,6 +261,8 @@ def main() -> None:
             a_version_is_published_again(worker, told)
             an_old_one_is_kept_until_it_is_released(worker, told)
             layers_add_what_the_formula_adds(worker, rank, workers, told)
+    seen["reloads"] = observe_reloads(answer.parent)
+    seen["buffers"] = observe_buffers(answer.parent)
     answer.write_text(json.dumps(seen))
 
 

@@ -1,0 +1,69 @@
+"""Our backend as vLLM's weight transfer makes it in each worker: its class, around `TransferReceiver`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from weightlane.errors import EngineError
+from weightlane_vllm.transfer_layout import BACKEND
+from weightlane_vllm.transfer_receiver import TransferInit, TransferReceiver, TransferUpdate
+
+
+def engine_class() -> type[Any]:
+    """The class, made once a call; imports vLLM's base class and no other engine code."""
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine
+
+    base: Any = WeightTransferEngine
+
+    class WeightlaneTransferEngine(base):  # type: ignore[misc]  # vLLM's class is not known to mypy
+        """One worker's end; vLLM's own calls, each handed on."""
+
+        init_info_cls = TransferInit
+        update_info_cls = TransferUpdate
+        supports_draft_weight_update = False
+
+        def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
+            super().__init__(config, vllm_config, device, model)
+            self._receiver = receiver_of(vllm_config, device, model)
+
+        def init_transfer_engine(self, init_info: TransferInit) -> None:
+            self._receiver.announced(init_info)
+
+        def start_weight_update(self) -> None:
+            self._receiver.start()
+
+        def update_weights(self, update_info: dict[str, Any]) -> None:
+            # Not the base's: it waits for an accelerator, and a CPU build has none. `finish` waits.
+            self.receive_weights(self.parse_update_info(update_info))
+
+        def receive_weights(self, update_info: TransferUpdate) -> None:
+            self._receiver.receive(update_info)
+
+        def finish_weight_update(self) -> None:
+            self._receiver.finish()
+
+        def shutdown(self) -> None:
+            self._receiver.close()
+
+        @staticmethod
+        def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+            del iterator, trainer_args
+            raise EngineError(
+                f"Backend {BACKEND} is not sent to by trainer_send_weights.",
+                "Its sender keeps memory from one update to the next.",
+                "Use weightlane_vllm.transfer_sender.WeightSender.",
+            )
+
+    return WeightlaneTransferEngine
+
+
+def receiver_of(vllm_config: Any, device: Any, model: Any) -> TransferReceiver:
+    """The receiver of the worker that runs `model`."""
+    from weightlane_vllm.worker import VllmWorkerEngine
+
+    rank = int(vllm_config.parallel_config.rank)
+    # The worker itself drops adapters when an update ends, where its version does.
+    runner = SimpleNamespace(get_model=lambda: model, reset_lora_state=lambda: None)
+    worker = SimpleNamespace(rank=rank, device=device, vllm_config=vllm_config, model_runner=runner)
+    return TransferReceiver(VllmWorkerEngine(worker), f"worker {rank} of backend {BACKEND}")
