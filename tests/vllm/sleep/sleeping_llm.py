@@ -89,9 +89,14 @@ class FakeSleepingWorker:
         self.rank = rank
         self.records = [FakeRecord("weights"), FakeRecord("kv_cache"), FakeRecord("runtime")]
         self.model = FakeModel()
+        self.model_runner = self  # vLLM's own, which has the model
         self.weights = {name: tensor.data for name, tensor in self.model.named_parameters()}
         self._weightlane_sleep_watch = SleepWatch(self, lambda: self.records)
         self._weightlane_sleep_watch.apply()
+
+    def get_model(self) -> FakeModel:
+        assert not self.records[0].is_asleep, "whoever touches memory that is not there ends a worker"
+        return self.model
 
     def sleep(self, level: int = 1) -> None:
         for record in self.records:
@@ -150,9 +155,8 @@ class FakeLoadingEngine(VllmWorkerEngine):
     def live_tensors(self) -> Any:
         return dict(self._fake.model.named_parameters())
 
-    def _model(self) -> Any:
-        assert not self._fake.records[0].is_asleep, "whoever touches memory that is not there ends a worker"
-        return self._fake.model
+    def _facts(self) -> EngineFacts:
+        return self._told
 
 
 class FakeSleepingLlm:

@@ -106,6 +106,7 @@ QUESTIONS = (
         "is_asleep",
     ),
     Question(KV_CACHE_ALONE, ("vllm/v1/engine/llm_engine.py",), "LLMEngine", "release_kv_cache_memory"),
+    Question(
         LAYERWISE_RELOAD,
         ("vllm/model_executor/model_loader/reload/layerwise.py",),
         "",
