@@ -1,6 +1,6 @@
 """A lane has a vLLM on a GPU sleep and wake: what that frees, and what it generates afterwards. By hand.
 
-    python tests/gpu/vllm_sleeps.py WORK --engine-python PYTHON
+    python tests/gpu/vllm_sleeps.py WORK --engine-python PYTHON [--attention-backend TRITON_ATTN]
 
 WORK is a folder for the model, the log and `answer.json`. Run it where nothing else uses the GPU: memory is
 read from the driver. Ends with 1 and says why if something is not as it should be.
@@ -143,8 +143,11 @@ def _engine(options: argparse.Namespace, folder: Path, lora: LoraStart | None) -
             lora=lora,
             release=BOTH,
         )
+        command = front_command(start, python=str(options.engine_python))
+        if options.attention_backend:
+            command = (*command, "--attention-backend", options.attention_backend)
         with start_front_process(
-            front_command(start, python=str(options.engine_python)),
+            command,
             start.address,
             log=options.work / f"vllm-{'lora' if lora else 'plain'}.log",
             ready_timeout_seconds=600.0,
@@ -155,7 +158,7 @@ def _engine(options: argparse.Namespace, folder: Path, lora: LoraStart | None) -
 
 def _generate(lane: wl.Lane) -> list[Any]:
     ref = lane.adapter_ref() if lane.plan().mode.value == "adapter" else None
-    return list(lane.replicas[0].generate(PROMPTS, max_tokens=TOKENS, adapter=ref.name if ref else ""))
+    return list(lane.replicas[0].generate(PROMPTS, max_tokens=TOKENS, adapter=ref))
 
 
 def _distance(some: Sequence[Any], others: Sequence[Any]) -> float:
@@ -195,6 +198,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--engine-python", type=Path, required=True)
+    parser.add_argument("--attention-backend", default="")
     return parser.parse_args()
 
 

@@ -178,7 +178,7 @@ REQUESTS_PROGRAM = Program(
     publish=(PAUSE,),
     resume=(PAUSE,),
     notes=("the fence is advisory",),
-    memory=(MemoryCalls("weights", PAUSE, PAUSE),),
+    memory=(MemoryCalls("weights", PAUSE, PAUSE, contents="kept"),),
     requests="abort",
 )
 MANIFEST = Manifest(

@@ -11,6 +11,7 @@ from sleeping_llm import FakeSleepingLlm, FakeSleepingWorker, sleeping_facts
 from weightlane.errors import EngineError, NotServableError, SyncError
 from weightlane_vllm.llm_calls import LlmCalls
 from weightlane_vllm.sleep_calls import EngineMemory
+from weightlane_vllm.sleep_watch import CalledSleep, SleepWatch
 from weightlane_vllm.worker import VllmWorkerEngine
 
 if TYPE_CHECKING:
@@ -131,9 +132,42 @@ def test_nothing_is_generated_asleep_nor_from_weights_that_were_lost() -> None:
     memory.require_awake(SECONDS)
 
 
-def test_a_sleep_of_somebody_else_is_noticed_though_it_is_over() -> None:
+def by_its_records(worker: FakeSleepingWorker) -> SleepWatch:
+    return worker._weightlane_sleep_watch
+
+
+def by_its_calls(worker: FakeSleepingWorker) -> SleepWatch:
+    """As in 0.23, whose records have no `is_asleep`."""
+    worker._weightlane_sleep_watch.undo()
+    kept = ("tag", "cpu_backup_tensor")
+    watch = CalledSleep(
+        worker,
+        lambda: [SimpleNamespace(**{name: getattr(it, name) for name in kept}) for it in worker.records],
+    )
+    watch.apply()
+    return watch
+
+
+@pytest.mark.parametrize("watch_of", [by_its_records, by_its_calls])
+def test_what_is_released_is_known_tag_by_tag(watch_of: Callable[[FakeSleepingWorker], SleepWatch]) -> None:
     worker = FakeSleepingWorker(0)
-    watch = worker._weightlane_sleep_watch
+    watch = watch_of(worker)
+    assert watch.released() == ()
+    worker.sleep(level=1)
+    assert watch.released() == ("weights", "kv_cache")
+    worker.wake_up(["weights"])
+    assert watch.released() == ("kv_cache",)
+    worker.wake_up(["kv_cache"])
+    assert watch.released() == ()
+    assert watch.why_lost() == ""
+
+
+@pytest.mark.parametrize("watch_of", [by_its_records, by_its_calls])
+def test_a_sleep_of_somebody_else_is_noticed_though_it_is_over(
+    watch_of: Callable[[FakeSleepingWorker], SleepWatch],
+) -> None:
+    worker = FakeSleepingWorker(0)
+    watch = watch_of(worker)
     for level, lost in ((1, False), (2, True)):
         worker.sleep(level=level)
         worker.wake_up(None)

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 BOTH = ("weights", "kv_cache")
 
 
+def unasked(facts: EngineFacts, attribute: str) -> EngineFacts:
+    others = {name: value for name, value in facts.attributes.items() if name != attribute}
+    return msgspec.structs.replace(facts, attributes=others)
+
+
 def without(facts: EngineFacts, attribute: str) -> EngineFacts:
     return msgspec.structs.replace(facts, attributes={**facts.attributes, attribute: False})
 
@@ -63,6 +68,13 @@ def test_a_gpu_engine_in_sleep_mode_is_viable_with_what_was_seen() -> None:
     verdict = probe_sleep(sleeping_facts())
     assert isinstance(verdict, Viable)
     assert "the engine was started with --enable-sleep-mode" in verdict.evidence
+    assert f"{SLEEP_RECORDS} is defined: its records tell what sleeps" in verdict.evidence
+
+
+def test_an_engine_without_records_of_what_sleeps_is_watched_by_its_calls() -> None:
+    verdict = probe_sleep(without(sleeping_facts(), SLEEP_RECORDS))
+    assert isinstance(verdict, Viable)
+    assert any("calls of sleep and wake_up are watched" in seen for seen in verdict.evidence)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +84,7 @@ def test_a_gpu_engine_in_sleep_mode_is_viable_with_what_was_seen() -> None:
         (sleeping_facts(enable_sleep_mode="false"), "started without --enable-sleep-mode"),
         (sleeping_facts(sleep_mode_backend="criu"), "backend 'criu', which keeps no records"),
         (without(sleeping_facts(), SLEEP_AVAILABLE), "is_sleep_mode_available"),
-        (without(sleeping_facts(), SLEEP_RECORDS), "AllocationData.is_asleep"),
+        (unasked(sleeping_facts(), SLEEP_RECORDS), "nobody looked for vllm.device_allocator"),
     ],
 )
 def test_an_engine_that_does_not_sleep_is_refused_for_each_tag(facts: EngineFacts, reason: str) -> None:

@@ -24,7 +24,8 @@ class ServedNames:
     def __init__(self) -> None:
         self._tables: list[Any] = []
         self._shown: dict[str, Any] = {}
-        self._lock = threading.Lock()  # held for a few dictionary writes
+        # Bounded by what is done under it: a few writes to dictionaries.
+        self._lock = threading.Lock()
 
     def add_table(self, serving_models: Any) -> None:
         """vLLM's `OpenAIServingModels`; it gets what is served now."""

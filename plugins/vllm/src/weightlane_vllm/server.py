@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_loras=options.max_loras,
         max_lora_rank=options.max_lora_rank,
         enable_sleep_mode=options.enable_sleep_mode,
+        attention_config={"backend": options.attention_backend} if options.attention_backend else None,
         worker_extension_cls=WORKER_EXTENSION_CLASS,
     )
     try:
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--enable-sleep-mode", action="store_true", help="so that a lane can let its memory go (GPU)"
     )
+    parser.add_argument("--attention-backend", default="", help="vLLM's name of one, such as TRITON_ATTN")
     parser.add_argument(
         "--enforce-eager",
         choices=("yes", "no"),

@@ -60,7 +60,8 @@ class EngineMemory:
         self._calls = calls
         self._cache_alone = cache_alone
         self._cache_went_along = False
-        self._busy = threading.Lock()  # held for one call, whose every step is bounded
+        # Bounded by the seconds of the call that waits for it; see `call`.
+        self._busy = threading.Lock()
 
     def call(self, route: str, seconds: float) -> str:
         """One of `ROUTES`, each step of it within `seconds`; tells what is released afterwards.

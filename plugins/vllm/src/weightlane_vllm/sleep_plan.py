@@ -32,12 +32,14 @@ _LAUNCH = "weightlane launch-args vllm --release kv_cache prints all of it"
 
 
 def probe_sleep(facts: EngineFacts) -> ProbeResult:
-    """Whether this engine lets memory go when it is told to, and keeps records that show it."""
+    """Whether this engine lets memory go when it is told to, and what shows it: its records, or its calls."""
     if facts.device == "cpu":
         return NotViable("vLLM's sleep on a CPU build frees nothing and only logs a warning")
-    known = require_attributes(facts, (SLEEP_AVAILABLE, SLEEP_RECORDS))
+    known = require_attributes(facts, (SLEEP_AVAILABLE,))
     if isinstance(known, NotViable):
         return known
+    if SLEEP_RECORDS not in facts.attributes:
+        return NotViable(f"nobody looked for {SLEEP_RECORDS} in this engine (facts from {facts.source})")
     arguments = facts.launch_arguments
     if arguments.get("enable_sleep_mode") != "true":
         return NotViable("the engine was started without --enable-sleep-mode")
@@ -46,7 +48,12 @@ def probe_sleep(facts: EngineFacts) -> ProbeResult:
             f"its sleep goes through backend {arguments['sleep_mode_backend']!r}, which keeps no records of "
             "what was released"
         )
-    return Viable((*known.evidence, "the engine was started with --enable-sleep-mode"))
+    seen = (
+        f"{SLEEP_RECORDS} is defined: its records tell what sleeps"
+        if facts.attributes[SLEEP_RECORDS]
+        else f"{SLEEP_RECORDS} is absent: its workers' calls of sleep and wake_up are watched"
+    )
+    return Viable((*known.evidence, seen, "the engine was started with --enable-sleep-mode"))
 
 
 def sleep_level(facts: EngineFacts) -> SleepLevel:

@@ -6,7 +6,10 @@ two of our questions leaves no trace there, so the worker's `sleep` is wrapped t
 go without a copy are no version until a full sync has written them
 (https://github.com/vllm-project/vllm/issues/29341: gibberish after a wake from level 2).
 
-The wrapper is put on the worker object itself, where the engine was started with sleep mode alone. To be
+Older records (0.23) do not tell whether they are asleep. There `wake_up` is wrapped as well, and what is
+released is known from the calls (`CalledSleep`).
+
+The wrappers are put on the worker object itself, where the engine was started with sleep mode alone. To be
 removed when vLLM tells whether the weights that it holds were ever written.
 """
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 TAGS = ("weights", "kv_cache")
 
@@ -49,7 +52,7 @@ class SleepWatch:
             try:
                 theirs(level=level)
             finally:
-                self.released()
+                self._slept()
 
         self._worker.sleep = sleep
         self._wrapped = True
@@ -63,10 +66,9 @@ class SleepWatch:
     def released(self) -> tuple[str, ...]:
         """Tags of memory that is let go and not taken back."""
         asleep: set[str] = set()
-        for record in self._records():
-            if record.is_asleep:
-                asleep.add(record.tag)
-                self._lost |= record.tag == "weights" and record.cpu_backup_tensor is None
+        for record in self._asleep():
+            asleep.add(record.tag)
+            self._lost |= record.tag == "weights" and record.cpu_backup_tensor is None
         return tuple(tag for tag in TAGS if tag in asleep)
 
     def why_lost(self) -> str:
@@ -78,14 +80,58 @@ class SleepWatch:
         """A full sync has written every tensor of the checkpoint."""
         self._lost = False
 
+    def _slept(self) -> None:
+        self.released()
+
+    def _asleep(self) -> Iterable[Any]:
+        return [record for record in self._records() if record.is_asleep]
+
+
+class CalledSleep(SleepWatch):
+    """A watch of records without `is_asleep`: a sleep lets all of them go, a wake takes its tags back.
+
+    A call that fails half-way counts as made: nobody can say what of it was done.
+    """
+
+    def __init__(self, worker: Any, records: Callable[[], Iterable[Any]]) -> None:
+        super().__init__(worker, records)
+        self._tags: set[str] = set()
+
+    def apply(self) -> None:
+        """Notes what each sleep and each wake was asked for. A second call changes nothing."""
+        if self._wrapped:
+            return
+        super().apply()
+        theirs = self._worker.wake_up
+
+        def wake_up(tags: Sequence[str] | None = None) -> None:
+            theirs(tags=tags)
+            self._tags -= set(self._tags if tags is None else tags)
+
+        self._worker.wake_up = wake_up
+
+    def undo(self) -> None:
+        """Puts back the worker's own `sleep` and `wake_up`. A second call changes nothing."""
+        if self._wrapped:
+            del self._worker.wake_up
+        super().undo()
+
+    def _slept(self) -> None:
+        self._tags = {record.tag for record in self._records()}
+        self.released()
+
+    def _asleep(self) -> Iterable[Any]:
+        return [record for record in self._records() if record.tag in self._tags]
+
 
 def watch_of(worker: Any) -> SleepWatch:
     """The one watch of a worker; it wraps nothing in an engine that was started without sleep mode."""
     watch: SleepWatch | None = vars(worker).get(_ATTRIBUTE)
     if watch is None:
         asked = getattr(worker.vllm_config.model_config, "enable_sleep_mode", False)
-        sleeps = bool(asked) and records_are_kept()
-        watch = SleepWatch(worker, _pool if sleeps else tuple)
+        sleeps = bool(asked)
+        kind = SleepWatch if records_are_kept() else CalledSleep
+        watch = kind(worker, _pool if sleeps else tuple)
         setattr(worker, _ATTRIBUTE, watch)
         if sleeps:
             watch.apply()
