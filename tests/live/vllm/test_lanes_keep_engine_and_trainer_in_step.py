@@ -65,3 +65,14 @@ def test_the_real_model_stays_in_step_at_tp_2(models_dir: Path, start_front: Sta
     with start_front(model, 2) as front:
         found = in_step(model, front, ranks=2, syncs=10)
     assert all("digests equal on 2" in parity.verified[0] for parity in found)
+
+
+@pytest.mark.long_run
+@pytest.mark.requirement("R91", part="FSDP, at TP 2")
+def test_every_mode_of_the_real_model_at_tp_2(models_dir: Path, start_front: Starter, syncs: int) -> None:
+    model = models_dir / f"{REAL}-tp2"
+    with start_front(model, 2, LoraStart(slots=2, rank=16)) as front:
+        for mode in ("full", "merged", "adapter"):
+            sharded: dict[str, str | int] = {"trainer": "fsdp", "mode": mode, "training": "optimizer"}
+            found = in_step(model, front, ranks=2, syncs=syncs, options=sharded)
+            assert all("digests equal on 2" in parity.verified[0] for parity in found)

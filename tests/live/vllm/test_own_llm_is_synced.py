@@ -66,6 +66,11 @@ def test_an_engine_handle_is_synced_in_place(
         assert sync["same_tokens"]
         assert sync["distance"] <= 1e-4
     if lora == "on":
+        assert seen["syncs"][-1]["unchanged"], "a sync of the same weights changes no bit"
+        assert seen["adapters"]["unchanged"] == {"said": True, "base": True}
+        refused = "ValueError: There is no module or parameter named 'embed_tokens.weight'" if older else ""
+        assert seen["adapters"]["plain_names"].startswith(refused)
+        assert bool(seen["adapters"]["plain_names"]) is older, "plain names are right since 0.28 alone"
         adapters_are_the_trainers(seen["adapters"], older=older)
 
 

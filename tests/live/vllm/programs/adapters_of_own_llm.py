@@ -80,13 +80,14 @@ class Owner:
 
     def base(self) -> dict[str, torch.Tensor]:
         model = self.worker.model_runner.get_model()
-        return {name: tensor.clone() for name, tensor in model.named_parameters()}
+        live = [*model.named_parameters(), *model.named_buffers()]
+        return {name: tensor.clone() for name, tensor in live}
 
 
 def sync_adapters(llm: Any, folder: str) -> dict[str, Any]:
     """Everything that was seen, by what was done."""
     owner = Owner(llm)
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = {"plain_names": raised(lambda: load_plainly(owner))}
     for swap in ("two_slot", "paused"):
         policy = Policy(folder)
         with open_lane(owner, policy, swap=swap) as lane:
@@ -101,7 +102,21 @@ def sync_adapters(llm: Any, folder: str) -> dict[str, Any]:
         expression = lane.plan().replicas[0].adapter
         assert expression is not None
         seen["patterns"]["form"] = expression.form
+        said, held = owner.says(lane.adapter_ref()), owner.base()
+        lane.sync(version=2)
+        now = owner.base()
+        seen["unchanged"] = {
+            "said": owner.says(lane.adapter_ref()) == said,
+            "base": all(torch.equal(held[name], now[name]) for name in held),
+        }
     return seen
+
+
+def load_plainly(owner: Owner) -> None:
+    """What a sync would do that knows of no era: a checkpoint's own name, and the value that is there."""
+    model = owner.worker.model_runner.get_model()
+    live = dict(model.named_parameters())["model.embed_tokens.base_layer.weight"]
+    model.load_weights(iter([("model.embed_tokens.weight", live.detach().clone())]))
 
 
 def open_lane(owner: Owner, policy: Policy, **options: Any) -> Lane:

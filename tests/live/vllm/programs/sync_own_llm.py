@@ -85,6 +85,14 @@ def main() -> None:
                     }
                 )
                 stale = expected
+            if lora == "on":
+                from adapters_of_own_llm import Owner
+
+                owner = Owner(llm)
+                before = owner.base()
+                lane.sync(version=3)
+                after = owner.base()
+                seen[-1]["unchanged"] = all(torch.equal(before[name], after[name]) for name in before)
 
     for transport in transports:
         sync_twice(transport)
