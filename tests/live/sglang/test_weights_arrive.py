@@ -65,8 +65,19 @@ def real_server(start_server: Any, models_dir: Path) -> Iterator[RunningServer]:
         yield server
 
 
+@pytest.mark.parametrize("mode", ["full", "merged"])
+def test_fsdp2_on_two_ranks_sync_a_small_model(
+    tiny_server: RunningServer, tiny_folder: Path, mode: str
+) -> None:
+    sharded: dict[str, str | int] = {"trainer": "fsdp", "mode": mode, "training": "optimizer"}
+    sharded["learning-rate"] = 0.05 if mode == "merged" else 0.001
+    found = synced(tiny_server, tiny_folder, ranks=2, syncs=3, bucket_bytes=64 << 10, options=sharded)
+    assert [parity.phases for parity in found] == [(mode,)] * 3
+
+
+@pytest.mark.long_run
 @pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
-@pytest.mark.parametrize("mode", ["full", pytest.param("merged", marks=pytest.mark.long_run)])
+@pytest.mark.parametrize("mode", ["full", "merged"])
 def test_fsdp2_on_two_ranks_matches_over_optimizer_steps(
     models_dir: Path, real_server: RunningServer, mode: str, syncs: int
 ) -> None:

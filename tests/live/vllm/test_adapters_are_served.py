@@ -37,7 +37,10 @@ def open_lane(trainer: Any, front: FrontProcess, **options: Any) -> Any:
 
 
 @pytest.mark.requirement("R55")
-@pytest.mark.parametrize(("swap", "transport"), [("two_slot", "shm"), ("paused", "inline")])
+@pytest.mark.parametrize(
+    ("swap", "transport"),
+    [("two_slot", "shm"), pytest.param("paused", "inline", marks=pytest.mark.long_run)],
+)
 def test_three_syncs_each_move_and_match_the_trainer(
     lora_front: FrontProcess, tiny_folder: Path, adapter_trainer_of: type, swap: str, transport: str
 ) -> None:

@@ -63,7 +63,7 @@ def followed(way: Way, model: Path, front: FrontProcess) -> None:
 @pytest.mark.requirement("R16")
 @cases(
     Way(1, {"transport": "inline"}),
-    Way(2, {"transport": "shm"}),
+    Way(2, {"transport": "shm"}, marks=(pytest.mark.long_run,)),
     Way(4, {"transport": "disk"}),
     Way(4, {"transport": "shm", "placement": "partitioned"}),
 )
@@ -79,7 +79,7 @@ ADAPTER: dict[str, str | int] = {"mode": "adapter", "learning-rate": 0.05}
 WITH_LORA = (
     Way(2, {**SHARDED, "mode": "full"}),
     Way(2, {**SHARDED, **ADAPTER, "swap": "two_slot"}, phases=("base", "adapter")),
-    Way(1, {"mode": "merged", "noise": 0.3, "transport": "inline"}, phases=("merged",)),
+    Way(2, {**SHARDED, "mode": "merged", "learning-rate": 0.05, "transport": "inline"}, phases=("merged",)),
     Way(1, {"mode": "adapter", "noise": 1, "swap": "paused"}, phases=("base", "adapter")),
 )
 

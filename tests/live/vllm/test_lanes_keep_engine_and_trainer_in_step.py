@@ -48,7 +48,9 @@ def in_step(
 
 
 @pytest.mark.requirement("R91", part="FSDP, at TP 1")
-@pytest.mark.parametrize("mode", [pytest.param("full", marks=pytest.mark.long_run), "merged", "adapter"])
+@pytest.mark.parametrize(
+    "mode", [*(pytest.param(mode, marks=pytest.mark.long_run) for mode in ("full", "merged")), "adapter"]
+)
 def test_fsdp2_on_two_ranks_stays_in_step_over_optimizer_steps(
     models_dir: Path, real_front: FrontProcess, mode: str, syncs: int
 ) -> None:
