@@ -129,12 +129,12 @@ def watch_of(worker: Any) -> SleepWatch:
     watch: SleepWatch | None = vars(worker).get(_ATTRIBUTE)
     if watch is None:
         asked = getattr(worker.vllm_config.model_config, "enable_sleep_mode", False)
-        sleeps = bool(asked)
-        kind = SleepWatch if records_are_kept() else CalledSleep
-        watch = kind(worker, _pool if sleeps else tuple)
-        setattr(worker, _ATTRIBUTE, watch)
-        if sleeps:
+        if asked:
+            watch = (SleepWatch if records_are_kept() else CalledSleep)(worker, _pool)
             watch.apply()
+        else:
+            watch = SleepWatch(worker, tuple)
+        setattr(worker, _ATTRIBUTE, watch)
     return watch
 
 
