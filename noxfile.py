@@ -401,7 +401,9 @@ def run_trainer_pytest(session: nox.Session, engine: str, *options: str) -> None
     require_trainer(session)
     make_models(session)
     trainer = str(TRAINER_PYTHON)
-    words = [f"tests/live/{engine}", "-m", "live", f"--models-dir={MODELS}", *options, *session.posargs]
+    slowest = "--durations=12"  # where the minutes go
+    words = [f"tests/live/{engine}", "-m", "live", f"--models-dir={MODELS}", slowest, *options]
+    words += session.posargs
     session.run(trainer, "-m", "pytest", *words, external=True)
 
 

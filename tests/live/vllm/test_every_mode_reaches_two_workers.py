@@ -99,6 +99,7 @@ def older_front(
         yield process
 
 
+@pytest.mark.long_run  # in every run an `LLM` of one's own stands for this era
 @cases(*WITH_LORA[:2])
 def test_with_lora_on_before_wrappers_loaded_themselves(
     older_front: FrontProcess, tiny_folder: Path, way: Way
