@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 
+@pytest.mark.long_run  # a server that runs already has the same demo in every run
 def test_the_demo_passes_against_an_engine_that_it_starts(sglang_python: Path, tmp_path: Path) -> None:
     document = run_demo_command(
         ["--rollout", "sglang", "--rollout-python", str(sglang_python)], folder=tmp_path, seconds=800

@@ -49,7 +49,13 @@ def synced(
 
 @pytest.mark.requirement("R16")
 @pytest.mark.parametrize(
-    ("ranks", "placement"), [(1, "replicated"), (2, "replicated"), (4, "replicated"), (4, "partitioned")]
+    ("ranks", "placement"),
+    [
+        (1, "replicated"),
+        pytest.param(2, "replicated", marks=pytest.mark.long_run),
+        (4, "replicated"),
+        (4, "partitioned"),
+    ],
 )
 def test_ranks_sync_a_small_model_in_many_buckets(
     tiny_server: RunningServer, tiny_folder: Path, ranks: int, placement: str

@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 PROGRAMS = Path(__file__).parent / "programs"
 VERSIONS = ("0.32.0", "0.27.1")
+EACH = [VERSIONS[0], pytest.param(VERSIONS[1], marks=pytest.mark.long_run)]
+"""In every run an `LLM` of one's own has its coverage proven by a trace of the older one."""
 LIVE = ("dense", "dense+lora", "tied", "tied+lora", "experts", "experts+lora", "dense+packed")
 DOES_NOT_START = {("0.27.1", "experts+lora"): "Monolithic kernels are not supported for Fused MoE LoRA"}
 STYLES = {
@@ -100,7 +102,7 @@ def live(programs: Programs, version: str) -> dict[str, dict[str, Any]]:
     return started
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", EACH)
 def test_every_element_is_known_as_the_oracle_knows_it(programs: Programs, version: str) -> None:
     for name, seen in live(programs, version).items():
         assert seen["problems"] == [], name
@@ -109,7 +111,7 @@ def test_every_element_is_known_as_the_oracle_knows_it(programs: Programs, versi
         assert (seen["checkpoint_forms"] > 0) == (name == "dense+packed"), name
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", EACH)
 def test_the_live_model_and_its_outputs_stay(programs: Programs, version: str) -> None:
     seen = live(programs, version)
     assert seen["dense+lora"]["facts"]["traces"] == 100
@@ -121,7 +123,7 @@ def test_the_live_model_and_its_outputs_stay(programs: Programs, version: str) -
 
 @pytest.mark.requirement("R44")
 @pytest.mark.requirement("R45")
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", EACH)
 def test_static_rules_and_the_trace_give_one_map(programs: Programs, version: str) -> None:
     for name, seen in live(programs, version).items():
         assert seen["maps_differ"] == [], name
@@ -156,7 +158,7 @@ def test_the_shared_rotary_embeddings_stay_real_only_because_they_are_kept_apart
     assert without > 0
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", EACH)
 def test_an_engine_made_after_models_on_meta_generates_as_before(programs: Programs, version: str) -> None:
     seen = live(programs, version)
     before, after = (seen[name]["facts"]["logprobs"] for name in ("dense", "dense+packed"))
@@ -164,7 +166,7 @@ def test_an_engine_made_after_models_on_meta_generates_as_before(programs: Progr
         assert max(abs(one - other) for one, other in zip(some, others, strict=True)) <= 1e-4
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", EACH)
 def test_two_workers_cover_the_checkpoint_together(programs: Programs, version: str) -> None:
     names = (
         ("dense+lora", "experts") if version == VERSIONS[0] else ("dense+lora",)
