@@ -55,6 +55,7 @@ def test_greedy_tokens_and_logprobs_equal_the_trainers_after_each_sync(
     assert all("digests equal on 1" in parity.verified[0] for parity in found)
 
 
+@pytest.mark.long_run
 def test_optimizer_steps_travel_merged(model: Path, address: str, syncs: int) -> None:
     found = parities(model, address, ranks=1, syncs=syncs, mode="merged", training="optimizer")
     assert [parity.phases for parity in found] == [("merged",)] * syncs

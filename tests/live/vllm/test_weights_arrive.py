@@ -56,7 +56,7 @@ def test_a_cached_prefix_of_the_old_weights_is_used_only_without_the_flush(
     seed: int,
 ) -> None:
     if not flush:
-        monkeypatch.setattr(requests, "plan_lifecycle", lambda facts, phase: Lifecycle())
+        monkeypatch.setattr(requests, "plan_lifecycle", lambda facts, phase, release: Lifecycle())
     trainer = trainer_of(tiny_folder)
     endpoint = FrontEndpoint(tiny_front.address, 120.0)
     prompt = (tuple(range(3, 203)),)  # more than one block of the cache
