@@ -156,6 +156,17 @@ def test_matrices_that_do_not_fit_are_refused_by_name() -> None:
             recipes(model, sources, Phase.MERGED)
 
 
+@pytest.mark.parametrize("beyond", [-1, 32])
+def test_a_trained_row_that_the_embedding_lacks_is_named(beyond: int) -> None:
+    for row in (0, 31):
+        model = wrapped(llama(vocab_size=32), trainable_token_indices={"embed_tokens": [1, row]})
+        assert recipes_of(model, Phase.MERGED)
+    model = wrapped(llama(vocab_size=32), trainable_token_indices={"embed_tokens": [1, 5]})
+    model.base_model.model.model.embed_tokens.token_adapter.token_indices["default"] = [1, beyond]
+    with pytest.raises(ExportError, match=rf"embed_tokens\S* trains row {beyond}, .* of 32 rows"):
+        recipes_of(model, Phase.MERGED)
+
+
 def test_facts_are_enough_tensors_are_not_read() -> None:
     """A sharded trainer's own parameters are no weights: with all of them on meta, recipes are the same."""
     model = wrapped(llama(), target_modules=[*TARGETS, "embed_tokens"], use_dora=True)

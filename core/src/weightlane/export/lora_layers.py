@@ -256,6 +256,8 @@ def _reads_rows(layer: PeftLayer, keys: tuple[str, str], base: Source, sources: 
 
 def _require_fitting(layer: PeftLayer, change: Change, base: Source, sources: Mapping[str, Source]) -> None:
     """Raises ExportError where matrices do not fit the weight: it was resized after it was wrapped."""
+    if isinstance(change.step, TokenRows):
+        _require_rows(layer, change.step, base)
     if not isinstance(change.step, LowRank) or len(base.shape) != 2:
         return
     first, second = (sources[key].shape for key in change.keys[:2])
@@ -266,6 +268,18 @@ def _require_fitting(layer: PeftLayer, change: Change, base: Source, sources: Ma
             f"The matrices of {layer.path} are {list(first)} and {list(second)}.",
             f"Their product does not fit its weight, {list(base.shape)}.",
             "Wrap the model after its last change of size, for example of its vocabulary.",
+        )
+
+
+def _require_rows(layer: PeftLayer, step: TokenRows, base: Source) -> None:
+    """Raises ExportError where a trained row is none of the embedding's: peft counts from the first alone."""
+    beyond = [row for row in step.rows if not 0 <= row < base.shape[0]]
+    if beyond:
+        raise ExportError(
+            f"{layer.path} trains row {beyond[0]}, and {len(beyond) - 1} more, of an embedding of "
+            f"{base.shape[0]} rows.",
+            "There is no such row, and peft's own forward fails on it.",
+            "Name rows by token id, from 0, in trainable_token_indices.",
         )
 
 
