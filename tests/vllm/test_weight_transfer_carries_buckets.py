@@ -10,14 +10,10 @@ import torch
 from torch import nn
 
 from weightlane.errors import EngineError, PlanError, Problem, ProtocolError, SyncError, UsageError
-from weightlane.facts import EngineFacts
-from weightlane.probes import NotViable, Viable
 from weightlane.trace.table import TableKey, TracedSource
 from weightlane_vllm import transfer_receiver
-from weightlane_vllm.facts import TRANSFER_FACTORY, TRANSFER_SESSION
 from weightlane_vllm.transfer_receiver import TransferInit, TransferReceiver, TransferUpdate
 from weightlane_vllm.transfer_sender import WeightSender
-from weightlane_vllm.weight_transfer import probe_weight_transfer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -256,18 +252,3 @@ def test_a_closed_sender_says_so(sender: WeightSender) -> None:
     sender.close()
     with pytest.raises(UsageError, match="closed"):
         sender.send()
-
-
-@pytest.mark.parametrize(
-    ("answers", "missing"),
-    [
-        ({TRANSFER_FACTORY: True, TRANSFER_SESSION: True}, ""),
-        ({TRANSFER_FACTORY: False, TRANSFER_SESSION: False}, "register_engine"),
-        ({TRANSFER_FACTORY: True, TRANSFER_SESSION: False}, "start_weight_update"),
-    ],
-)
-def test_both_answers_of_the_probe(answers: dict[str, bool], missing: str) -> None:
-    verdict = probe_weight_transfer(EngineFacts("vllm", "0.32.0", "worker", attributes=answers))
-    assert isinstance(verdict, NotViable if missing else Viable)
-    if isinstance(verdict, NotViable):
-        assert missing in verdict.reason

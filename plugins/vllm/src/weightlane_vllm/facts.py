@@ -62,6 +62,15 @@ TRANSFER_FACTORY = "vllm.distributed.weight_transfer.factory:WeightTransferEngin
 TRANSFER_SESSION = "vllm.distributed.weight_transfer.base:WeightTransferEngine.start_weight_update"
 """Such a backend has the whole session: start, chunks, finish. Older ones get a loader with each chunk."""
 
+TRANSFER_CONFIG = "vllm.distributed.weight_transfer.base:WeightTransferEngine.__init__(vllm_config)"
+"""Such a backend is made with the engine's configuration (0.25 and newer)."""
+
+TRANSFER_MODEL = "vllm.distributed.weight_transfer.base:WeightTransferEngine.__init__(model)"
+"""Such a backend is made with the model that it is to load (0.22 and newer)."""
+
+TRANSFER_LOADER = "vllm.distributed.weight_transfer.base:WeightTransferEngine.receive_weights(load_weights)"
+"""Such a backend is given a loader with each chunk (up to 0.24)."""
+
 CPU_PREPACK_SWITCH = "vllm._custom_ops:_supports_onednn"
 """The module attribute that makes the CPU build pack linear weights away after loading."""
 

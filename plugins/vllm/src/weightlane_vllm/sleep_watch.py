@@ -138,6 +138,11 @@ def watch_of(worker: Any) -> SleepWatch:
     return watch
 
 
+def share_watch(worker: Any, other: Any) -> None:
+    """Has `other`, which stands for the same worker, ask the one watch that is on `worker`."""
+    setattr(other, _ATTRIBUTE, watch_of(worker))
+
+
 def records_are_kept() -> bool:
     """Whether this vLLM's records have the three fields that are looked at."""
     from vllm import device_allocator

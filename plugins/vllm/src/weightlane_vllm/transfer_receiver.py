@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import xxhash
 
@@ -205,6 +205,19 @@ class TransferReceiver:
         for name, view in unpack_bucket(flat, bucket, layout.tensors):
             if name in self._wire:
                 yield self._wire[name], view
+
+
+def refuse_older_sender() -> NoReturn:
+    """What vLLM's own senders get of a backend that they cannot feed.
+
+    Raises:
+        EngineError: always.
+    """
+    raise EngineError(
+        f"Backend {BACKEND} is not sent to by trainer_send_weights.",
+        "Its sender keeps memory from one update to the next.",
+        "Use weightlane_vllm.transfer_sender.WeightSender.",
+    )
 
 
 def _of_a_sender(given: str) -> Path:

@@ -7,6 +7,7 @@ them. This is for a loop that already calls vLLM's weight transfer. No engine is
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
@@ -41,10 +42,15 @@ class SyncClient(Protocol):
 
 
 class OfflineClient:
-    """A `SyncClient` over a `vllm.LLM` of this process, whose own calls wrap each dictionary in another."""
+    """A `SyncClient` over a `vllm.LLM` of this process, whose own calls wrap each dictionary in another.
+
+    Attributes:
+        takes_weight_version: whether this vLLM can be told a version when an update ends (0.27 and newer).
+    """
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
+        self.takes_weight_version = "weight_version" in inspect.signature(llm.finish_weight_update).parameters
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Announces."""
@@ -60,7 +66,10 @@ class OfflineClient:
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Ends the session."""
-        self._llm.finish_weight_update(weight_version)
+        if self.takes_weight_version:
+            self._llm.finish_weight_update(weight_version)
+        else:
+            self._llm.finish_weight_update()
 
 
 class WeightSender:
@@ -104,7 +113,7 @@ class WeightSender:
 
         Raises:
             ExportError: the tensors are not those that were announced.
-            UsageError: the sender is closed.
+            UsageError: the sender is closed, or this vLLM cannot be told a version.
         """
         import torch
 
@@ -112,6 +121,12 @@ class WeightSender:
 
         if self._file is None:
             raise UsageError("This sender is closed.", "Its memory was let go.", "Make another one.")
+        if weight_version is not None and not getattr(self._client, "takes_weight_version", True):
+            raise UsageError(
+                f"This vLLM cannot be told that its weights are version {weight_version!r}.",
+                "Its finish_weight_update takes none before 0.27.",
+                "Call send() without weight_version.",
+            )
         given = [(number, tensor.detach()) for number, (_, tensor) in enumerate(self._tensors())]
         self._client.start_weight_update()
         try:
@@ -127,9 +142,12 @@ class WeightSender:
                 self._client.update_weights({"bucket": layout.index, "digest": digest})
             self._client.finish_weight_update(weight_version)
         except BaseException:
-            # vLLM ends a session at an update that fails, and only then lets another start.
+            # Only when a session has ended lets vLLM another start. An update that fails ends it (0.23 and
+            # newer), before that only its finish does.
             with contextlib.suppress(Exception):
                 self._client.update_weights({"bucket": -1, "digest": ""})
+            with contextlib.suppress(Exception):
+                self._client.finish_weight_update()
             raise
 
     def close(self) -> None:

@@ -6,20 +6,17 @@ vLLM's factory is process-wide and forgets nothing, so every process of an engin
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import EngineError
-from weightlane.facts import EngineFacts
-from weightlane.probes import NotViable, ProbeResult, require_attributes
-from weightlane_vllm.facts import ENGINE, TRANSFER_FACTORY, TRANSFER_SESSION
+from weightlane.probes import NotViable, ProbeResult
+from weightlane_vllm.transfer_eras import era_of, facts_of, no_facts
 from weightlane_vllm.transfer_layout import BACKEND
 
+if TYPE_CHECKING:
+    from weightlane.facts import EngineFacts
+
 _OURS = "_weightlane_registered"
-
-
-def probe_weight_transfer(facts: EngineFacts) -> ProbeResult:
-    """A factory that takes backends of others, which then have the whole session (0.25 and newer)."""
-    return require_attributes(facts, (TRANSFER_FACTORY, TRANSFER_SESSION))
 
 
 def register() -> ProbeResult:
@@ -30,17 +27,16 @@ def register() -> ProbeResult:
     Raises:
         EngineError: somebody else has registered a backend of this name.
     """
-    verdict = probe_weight_transfer(transfer_facts())
-    if isinstance(verdict, NotViable):
-        return verdict
+    found = era_of(transfer_facts())
+    if isinstance(found, NotViable):
+        return found
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    from weightlane_vllm.transfer_engine import engine_class
-
+    era, verdict = found
     factory: Any = WeightTransferEngineFactory
     if not getattr(factory, _OURS, False):
         try:
-            factory.register_engine(BACKEND, engine_class())
+            factory.register_engine(BACKEND, era.engine_class())
         except ValueError as error:
             raise EngineError(
                 f"vLLM's weight transfer already has a backend {BACKEND} that is not ours.",
@@ -52,13 +48,10 @@ def register() -> ProbeResult:
 
 
 def transfer_facts() -> EngineFacts:
-    """What the probe needs to know of this process's vLLM."""
-    answers = {TRANSFER_FACTORY: False, TRANSFER_SESSION: False}
+    """What the probes need to know of this process's vLLM."""
     try:
         from vllm.distributed.weight_transfer.base import WeightTransferEngine
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     except ImportError:
-        return EngineFacts(ENGINE, "", "worker", attributes=answers)
-    answers[TRANSFER_FACTORY] = "register_engine" in vars(WeightTransferEngineFactory)
-    answers[TRANSFER_SESSION] = "start_weight_update" in vars(WeightTransferEngine)
-    return EngineFacts(ENGINE, "", "worker", attributes=answers)
+        return no_facts()
+    return facts_of(WeightTransferEngineFactory, WeightTransferEngine)

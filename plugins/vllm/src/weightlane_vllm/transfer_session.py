@@ -1,13 +1,11 @@
-"""Our backend as vLLM's weight transfer makes it in each worker: its class, around `TransferReceiver`."""
+"""Our backend where vLLM hands it the whole session (0.25 and newer): start, chunks, finish."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-from weightlane.errors import EngineError
-from weightlane_vllm.transfer_layout import BACKEND
-from weightlane_vllm.transfer_receiver import TransferInit, TransferReceiver, TransferUpdate
+from weightlane_vllm.transfer_receiver import TransferInit, TransferUpdate, refuse_older_sender
+from weightlane_vllm.transfer_worker import making_worker, receiver_of
 
 
 def engine_class() -> type[Any]:
@@ -25,7 +23,7 @@ def engine_class() -> type[Any]:
 
         def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
             super().__init__(config, vllm_config, device, model)
-            self._receiver = receiver_of(vllm_config, device, model)
+            self._receiver = receiver_of(making_worker(config), model)
 
         def init_transfer_engine(self, init_info: TransferInit) -> None:
             self._receiver.announced(init_info)
@@ -49,21 +47,6 @@ def engine_class() -> type[Any]:
         @staticmethod
         def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
             del iterator, trainer_args
-            raise EngineError(
-                f"Backend {BACKEND} is not sent to by trainer_send_weights.",
-                "Its sender keeps memory from one update to the next.",
-                "Use weightlane_vllm.transfer_sender.WeightSender.",
-            )
+            refuse_older_sender()
 
     return WeightlaneTransferEngine
-
-
-def receiver_of(vllm_config: Any, device: Any, model: Any) -> TransferReceiver:
-    """The receiver of the worker that runs `model`."""
-    from weightlane_vllm.worker import VllmWorkerEngine
-
-    rank = int(vllm_config.parallel_config.rank)
-    # The worker itself drops adapters when an update ends, where its version does.
-    runner = SimpleNamespace(get_model=lambda: model, reset_lora_state=lambda: None)
-    worker = SimpleNamespace(rank=rank, device=device, vllm_config=vllm_config, model_runner=runner)
-    return TransferReceiver(VllmWorkerEngine(worker), f"worker {rank} of backend {BACKEND}")
