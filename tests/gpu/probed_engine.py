@@ -2,8 +2,9 @@
 
 As `python -m weightlane_vllm.server`, with calls more: `hashes` (of every live tensor, and of each LoRA
 layer's part of a slot), `generate` and `score` (a text's log-probs; both with an adapter of their own
-choosing, also one that vLLM itself reads from a folder). They go into the worker as functions, for which vLLM
-wants VLLM_ALLOW_INSECURE_SERIALIZATION; weightlane's own messages need no such thing.
+choosing, also one that vLLM itself reads from a folder), `transfer` and `reload` (`probed_transfers.py`).
+They go into the worker as functions, for which vLLM wants VLLM_ALLOW_INSECURE_SERIALIZATION; weightlane's own
+messages need no such thing.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def main() -> int:
     parser.add_argument("--attention-backend", default="")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.2)
     parser.add_argument("--max-lora-rank", type=int, default=16)
+    parser.add_argument("--weight-transfer", default="", help="a backend of vLLM's own weight transfer")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _end)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
@@ -87,6 +89,7 @@ def main() -> int:
         max_lora_rank=options.max_lora_rank,
         attention_config={"backend": options.attention_backend} if options.attention_backend else None,
         worker_extension_cls=WORKER_EXTENSION_CLASS,
+        weight_transfer_config={"backend": options.weight_transfer} if options.weight_transfer else None,
     )
     try:
         serve_front(_probed(llm, reference_here()), options.address)
@@ -98,6 +101,8 @@ def main() -> int:
 
 
 def _probed(llm: Any, backend: str) -> Any:
+    from probed_transfers import reloaded_in_worker, transferred
+
     from weightlane_vllm.front_engine import LlmFrontEngine
 
     class ProbedEngine(LlmFrontEngine):
@@ -123,6 +128,15 @@ def _probed(llm: Any, backend: str) -> Any:
             if word == "score":
                 asked = json.loads(rest)
                 return json.dumps(self._thread.run(word, lambda llm: _score(llm, asked), _SECONDS))
+            if word == "transfer":
+                asked = json.loads(rest)
+                return json.dumps(self._thread.run(word, lambda llm: transferred(llm, asked), _SECONDS))
+            if word == "reload":
+                folder = json.loads(rest)["folder"]
+                told = self._thread.run(
+                    word, lambda llm: llm.collective_rpc(reloaded_in_worker, args=(folder,)), _SECONDS
+                )
+                return json.dumps(told)
             if word == "memory":
                 return json.dumps(_free_memory())
             return super().call(route, timeout_seconds)

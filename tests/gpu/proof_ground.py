@@ -56,13 +56,13 @@ class Ground:
         self.figures["seconds"][name] = round(time.monotonic() - started, 3)
         self.say(f"{name}: {self.figures['seconds'][name]} s")
 
-    def engine(self, name: str, model: Path) -> FrontEndpoint:
-        """Starts one, and keeps it until the end."""
+    def engine(self, name: str, model: Path, *more: str) -> FrontEndpoint:
+        """Starts one, and keeps it until the end; `more` are arguments of `probed_engine.py`."""
         address = f"unix:{self.scratch}/{name}.sock"
         python = self.options.engine_python
         words = [python, str(HERE / "probed_engine.py"), "--model", str(model), "--address", address]
         environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-        words += ["--tensor-parallel-size", str(self.options.tensor_parallel)]
+        words += ["--tensor-parallel-size", str(self.options.tensor_parallel), *more]
         if self.options.device == "cpu":
             environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "CUDA_VISIBLE_DEVICES": ""}
             words += ["--dtype", "float32"]

@@ -43,7 +43,7 @@ class Follower(Proof):
 
     def check(self, name: str, passed: bool, told: Any) -> None: ...
 
-    def engine(self, name: str, model: Path) -> Any: ...
+    def engine(self, name: str, model: Path, *more: str) -> Any: ...
 
     def hashes(self, engine: Any, adapter: int = 0) -> list[dict[str, Any]]:
         return [{"live": {}, "lora": {}}] * self.options.tensor_parallel
@@ -89,7 +89,8 @@ def join_ranks(options: argparse.Namespace) -> subprocess.Popen[bytes] | None:
     return other
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def end_quietly(number: int, frame: FrameType | None) -> NoReturn:
+    """A signal ends the run, and what it has started with it."""
     del frame
     raise SystemExit(128 + number)
 
@@ -110,7 +111,7 @@ def main() -> int:
     options = parser.parse_args()
     options.expected = options.transport or "cuda_ipc"
     Path(options.out).mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, end_quietly)
     other = join_ranks(options)
     figures = prove(options, Follower if options.rank else Proof)
     if options.rank:
