@@ -181,10 +181,12 @@ def _put_back(layer: nn.Module, info: Any) -> None:
         for name in [name for name, tensor in own.items() if tensor is not None]:
             delattr(layer, name)
     parameters, buffers = info.kernel_tensors
+    # Older ones keep no record of these, and make every buffer persistent at the end of each reload.
+    not_persistent = getattr(info, "kernel_non_persistent_buffers", ())
     for name, parameter in parameters.items():
         layer.register_parameter(name, parameter)
     for name, buffer in buffers.items():
-        layer.register_buffer(name, buffer, persistent=name not in info.kernel_non_persistent_buffers)
+        layer.register_buffer(name, buffer, persistent=name not in not_persistent)
 
 
 def _unwrap(tensor: Any) -> None:
