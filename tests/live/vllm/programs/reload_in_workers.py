@@ -224,14 +224,10 @@ class FakeClient:
 
 def transfer_into(at: Reloaded) -> dict[str, Any]:
     """The same model through vLLM's factory and our backend."""
-    from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     first, second = register(), register()
-    config = WeightTransferConfig(backend="weightlane")
-    engine = WeightTransferEngineFactory.create_engine(
-        config, at.worker.vllm_config, torch.device("cpu"), at.model
-    )
+    engine = at.worker.make_transfer_engine("weightlane")
     client = FakeClient(engine)
     sender = WeightSender(client, at.trainer.named_parameters, bucket_bytes=40_000)
     seen: dict[str, Any] = {"made": type(engine).__name__, "registered_twice": first == second}
