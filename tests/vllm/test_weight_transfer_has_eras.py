@@ -13,9 +13,10 @@ import torch
 
 from weightlane.errors import EngineError, SyncError, UsageError
 from weightlane.probes import NotViable, Viable
+from weightlane_vllm import sleep_watch
 from weightlane_vllm.transfer_eras import era_of, facts_of, no_facts, probe_chunks, probe_sessions
 from weightlane_vllm.transfer_sender import OfflineClient, WeightSender
-from weightlane_vllm.transfer_worker import ChunkSession, making_worker
+from weightlane_vllm.transfer_worker import ChunkSession, making_worker, receiver_of
 
 RELEASES: dict[str, Any] = json.loads(
     Path(__file__).with_name("data").joinpath("weight_transfer_signatures.json").read_text()
@@ -255,3 +256,16 @@ def test_an_update_that_fails_is_ended_both_ways(monkeypatch: pytest.MonkeyPatch
         sender.send()
     assert llm.calls == ["start", "update -1", "update -1", "finish"]
     sender.close()
+
+
+def test_a_worker_that_may_sleep_is_asked_whether_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = SimpleNamespace(tag="weights", is_asleep=True, cpu_backup_tensor=None)
+    monkeypatch.setattr(sleep_watch, "records_are_kept", lambda: True)
+    monkeypatch.setattr(sleep_watch, "_pool", lambda: (asleep,))
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(rank=3), model_config=SimpleNamespace(enable_sleep_mode=True)
+    )
+    worker = SimpleNamespace(vllm_config=config, device=torch.device("cpu"), sleep=print, wake_up=print)
+    engine: Any = receiver_of(worker, torch.nn.Module())._engine
+    assert engine.released() == ("weights",)
+    assert worker.sleep is not print, "the worker's own calls are watched, not those of a stand-in"
