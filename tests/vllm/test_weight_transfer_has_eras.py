@@ -149,6 +149,15 @@ def test_the_workers_own_start_and_finish_reach_the_receiver() -> None:
     assert worker.in_checkpoint_form == [False, True]
 
 
+def test_the_session_of_a_model_that_was_loaded_again_takes_the_place_of_the_first() -> None:
+    worker, first, second = FakeChunkWorker(), FakeReceiver(), FakeReceiver()
+    ChunkSession(worker, first).apply()
+    ChunkSession(worker, second).apply()
+    worker.start_weight_update()
+    worker.finish_weight_update()
+    assert (first.calls, second.calls) == ([], ["start", "finish"])
+
+
 def test_a_start_that_is_refused_leaves_no_session_open() -> None:
     worker, receiver = FakeChunkWorker(), FakeReceiver(EngineError("Nothing was announced.", "", ""))
     ChunkSession(worker, receiver).apply()

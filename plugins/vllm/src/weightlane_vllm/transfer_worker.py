@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+_SESSION = "_weightlane_chunk_session"
+
+
 def making_worker(config: object) -> Any:
     """The worker whose call this is: the nearest caller that holds this very transfer configuration.
 
@@ -80,9 +83,15 @@ class ChunkSession:
         self._wrapped = False
 
     def apply(self) -> None:
-        """Wraps the worker's two calls from now on. A second call changes nothing."""
+        """Wraps the worker's two calls from now on. A second call changes nothing.
+
+        A worker that loads another model makes another backend, whose session then takes the place of this.
+        """
         if self._wrapped:
             return
+        before: ChunkSession | None = vars(self._worker).get(_SESSION)
+        if before is not None:
+            before.undo()
         start, finish = self._worker.start_weight_update, self._worker.finish_weight_update
 
         def start_weight_update(is_checkpoint_format: bool = True) -> None:
@@ -102,6 +111,7 @@ class ChunkSession:
 
         self._worker.start_weight_update = start_weight_update
         self._worker.finish_weight_update = finish_weight_update
+        setattr(self._worker, _SESSION, self)
         self._wrapped = True
 
     def undo(self) -> None:
