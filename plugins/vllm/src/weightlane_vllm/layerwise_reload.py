@@ -27,6 +27,10 @@ _SESSIONS: weakref.WeakKeyDictionary[nn.Module, LayerwiseReload] = weakref.WeakK
 """The session that a model is in: a lane and vLLM's own weight transfer may both want one."""
 
 
+_SCRATCH: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
+"""The buffers of a layer that were no part of its checkpoint when it was first seen out of a session."""
+
+
 class LayerwiseReload:
     """A session of one model: from `begin` until `finish` or `abandon` its layers have no data.
 
@@ -129,10 +133,26 @@ def abandon(model: nn.Module) -> None:
             if info.kernel_tensors is not None:
                 _put_back(layer, info)
             info.reset()
+        else:
+            note_scratch(layer)
+        keep_scratch(layer)
     put_loaders_back(model)
     LOADING_LAYERS.clear()
     if hasattr(model, "_original_do_torchao_reload"):
         model._do_torchao_reload = model._original_do_torchao_reload
+
+
+def note_scratch(layer: nn.Module) -> None:
+    """Notes which buffers of a layer are no part of its checkpoint; what was noted once stays."""
+    _SCRATCH.setdefault(layer, frozenset(layer._non_persistent_buffers_set))
+
+
+def keep_scratch(layer: nn.Module) -> None:
+    """Makes those what they were: a reload of vLLM before 0.27 makes every buffer persistent.
+
+    A rotary cache would then look like a weight that nobody sends.
+    """
+    layer._non_persistent_buffers_set.update(_SCRATCH.get(layer, frozenset()) & layer._buffers.keys())
 
 
 def put_loaders_back(model: nn.Module) -> None:
@@ -181,7 +201,7 @@ def _put_back(layer: nn.Module, info: Any) -> None:
         for name in [name for name, tensor in own.items() if tensor is not None]:
             delattr(layer, name)
     parameters, buffers = info.kernel_tensors
-    # Older ones keep no record of these, and make every buffer persistent at the end of each reload.
+    # Before 0.27 the engine keeps no record of these; `keep_scratch` does.
     not_persistent = getattr(info, "kernel_non_persistent_buffers", ())
     for name, parameter in parameters.items():
         layer.register_parameter(name, parameter)
