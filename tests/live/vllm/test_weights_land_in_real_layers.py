@@ -94,6 +94,15 @@ class TestPackedLayers:
         assert [max(off.values()) <= EXACT for off in transfer["after_each"]] == [True, True]
         assert transfer["versions"] == ["1", "2"]
 
+    def test_are_healed_by_the_next_update_of_our_backend(self, reloads: dict[str, Any]) -> None:
+        transfer = reloads["transfer"]
+        assert "Nothing was announced" in transfer["not_announced"]
+        assert max(transfer["after_one_left_open"].values()) <= EXACT
+        assert "is not whole" in transfer["cut_short"]
+        assert "is not what was sent" in transfer["wrong_digest"]
+        assert max(transfer["healed"].values()) <= EXACT
+        assert not transfer["active"]
+
     def test_are_not_updated_in_part_or_by_another_sender(self, reloads: dict[str, Any]) -> None:
         transfer = reloads["transfer"]
         assert transfer["part"].startswith("PlanError")

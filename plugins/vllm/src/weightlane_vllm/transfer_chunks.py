@@ -27,7 +27,7 @@ def engine_class() -> type[Any]:
 
     base: Any = WeightTransferEngine
 
-    class WeightlaneChunkEngine(base):  # type: ignore[misc]  # vLLM's class is not known to mypy
+    class WeightlaneTransferEngine(base):  # type: ignore[misc]  # vLLM's class is not known to mypy
         """One worker's end; vLLM's own calls, each handed on."""
 
         init_info_cls = TransferInit
@@ -59,4 +59,4 @@ def engine_class() -> type[Any]:
             del iterator, trainer_args
             refuse_older_sender()
 
-    return WeightlaneChunkEngine
+    return WeightlaneTransferEngine

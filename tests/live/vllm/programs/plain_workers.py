@@ -30,19 +30,6 @@ class FakeWorker:
         self.resets = 0
         self.model_runner = SimpleNamespace(get_model=lambda: model, reset_lora_state=self._reset)
 
-    def make_transfer_engine(self, backend: str) -> Any:
-        """As vLLM's worker does when it has loaded its model (0.25 and newer)."""
-        from vllm.config.weight_transfer import WeightTransferConfig
-        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-
-        self.vllm_config.weight_transfer_config = WeightTransferConfig(backend=backend)
-        return WeightTransferEngineFactory.create_engine(
-            self.vllm_config.weight_transfer_config,
-            self.vllm_config,
-            self.device,
-            self.model_runner.get_model(),
-        )
-
     def _reset(self) -> None:
         self.resets += 1
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from plain_workers import loaded_worker
 from tiny_checkpoints import make
+from transfer_in_workers import raised, transfer_into
 from transformers import AutoModelForCausalLM
 
 import weightlane_vllm.layerwise_reload as layerwise
 from weightlane.messages import WireTensor
 from weightlane_vllm.patches import plain_cpu_weights
-from weightlane_vllm.transfer_sender import WeightSender
-from weightlane_vllm.weight_transfer import register
 from weightlane_vllm.worker import VllmWorkerEngine
 
 if TYPE_CHECKING:
@@ -80,14 +79,6 @@ class Reloaded:
 
     def emptied(self) -> int:
         return sum(not item.numel() for item in self.model.parameters())
-
-
-def raised(function: Any, *given: Any) -> str:
-    try:
-        function(*given)
-    except Exception as error:  # noqa: BLE001 - told to the test
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 @contextmanager
@@ -199,52 +190,3 @@ def _failures(at: Reloaded, seen: dict[str, Any]) -> None:
         seen["left_and_not_dropped"] = raised(session.load, at.sent())
     at.sync()
     seen["in_the_end"] = at.off()
-
-
-class FakeClient:
-    """vLLM's calls, handed to the engine of one worker as its `Worker` does."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self.versions: list[str | None] = []
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._engine.init_transfer_engine(self._engine.parse_init_info(init_info))
-
-    def start_weight_update(self) -> None:
-        self._engine.start_weight_update()
-
-    def update_weights(self, update_info: Any) -> None:
-        self._engine.update_weights(update_info)
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._engine.finish_weight_update()
-        self.versions.append(weight_version)
-
-
-def transfer_into(at: Reloaded) -> dict[str, Any]:
-    """The same model through vLLM's factory and our backend."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-
-    first, second = register(), register()
-    engine = at.worker.make_transfer_engine("weightlane")
-    client = FakeClient(engine)
-    sender = WeightSender(client, at.trainer.named_parameters, bucket_bytes=40_000)
-    seen: dict[str, Any] = {"made": type(engine).__name__, "registered_twice": first == second}
-    seen["after_each"] = []
-    for version in ("1", "2"):
-        at.train()
-        sender.send(version)
-        seen["after_each"].append(at.off())
-    sender.close()
-    engine.shutdown()
-    seen["versions"] = client.versions
-    part = list(at.trainer.named_parameters())[:-1]
-    seen["part"] = raised(WeightSender, client, lambda: part)
-    seen["unknown_word"] = raised(engine.parse_update_info, {"bucket": 0, "digest": "", "names": []})
-    seen["older_way"] = raised(engine.trainer_send_weights, iter(()), {})
-    factory: Any = WeightTransferEngineFactory
-    del factory._weightlane_registered
-    seen["of_somebody_else"] = raised(register)
-    factory._weightlane_registered = True
-    return seen

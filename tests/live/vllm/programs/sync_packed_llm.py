@@ -139,8 +139,9 @@ def native_transfer(owner: Owner, folder: Path) -> dict[str, Any]:
 
     seen["incomplete"] = raised(WeightSender, client, all_but_one)
     sender, trainer = sender_of(owner, folder)
+    told = [str(version) if client.takes_weight_version else None for version in (1, 2)]
     seen["updates"] = [
-        updated(owner, trainer, lambda version=version: sender.send(str(version))) for version in (1, 2)
+        updated(owner, trainer, lambda version=version: sender.send(version)) for version in told
     ]
     if hasattr(owner.llm, "get_weight_version"):
         seen["version"] = owner.llm.get_weight_version()
