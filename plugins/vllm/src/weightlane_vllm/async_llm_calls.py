@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MODES: tuple[PauseMode, ...] = get_args(PauseMode)
+_OUTPUT_SECONDS = 0.01
 
 
 class AsyncLlmCalls:
@@ -159,13 +160,30 @@ class AsyncLlmCalls:
         """vLLM's own pause: the call ends once no request runs (`wait`, `abort`) or none is stepped (`keep`).
 
         The caches are left: they are emptied once the new weights are there, and not before.
+
+        With `wait`, vLLM itself waits for the requests that run and not for those that it has preempted: they
+        queue again with the tokens that they have, and would go on with the new weights (0.27.1 and 0.32.0,
+        `Scheduler.get_num_unfinished_requests`). So it is let go on until none of them is left; whatever it
+        takes up meanwhile is waited for as well.
         """
 
         async def call(engine: Any) -> None:
             self._requests.paused = True
             await engine.pause_generation(mode=mode, clear_cache=False)
+            while mode == "wait" and await self._any_half_done(engine):
+                await engine.resume_generation()  # its next step takes up those that it preempted first
+                await asyncio.sleep(_OUTPUT_SECONDS)
+                await engine.pause_generation(mode=mode, clear_cache=False)
 
         self._driver.run(f"pause_generation ({mode})", call, seconds)
+
+    async def _any_half_done(self, engine: Any) -> bool:
+        """Whether a request has tokens and has not ended, once all outputs before the pause are noted."""
+        outputs = getattr(engine.engine_core, "outputs_queue", None)
+        while outputs is not None and not outputs.empty():
+            await asyncio.sleep(_OUTPUT_SECONDS)
+        await asyncio.sleep(_OUTPUT_SECONDS)  # what was taken off the queue last is noted in parts
+        return bool(self._requests.half_done())
 
     def resume(self, seconds: float) -> None:
         """Lets generation go on."""

@@ -57,6 +57,12 @@ class RunningRequests:
         """Those that name another adapter of ours than these."""
         return [number for number, name in self._adapters() if name not in names]
 
+    def half_done(self) -> list[str]:
+        """Those that have tokens and have not ended, be they scheduled or preempted."""
+        return [
+            number for number, state in self._processor().request_states.items() if not state.is_prefilling
+        ]
+
     def admit_only(self, names: Collection[str]) -> None:
         """From now on a request that names an adapter of ours names one of these, or is refused."""
         self._admitted = frozenset(names)
