@@ -12,13 +12,14 @@ import pytest
 from weightlane import messages
 from weightlane.adapters import AdapterRef
 from weightlane.agent import WorkerAgent
-from weightlane.errors import EngineError, PluginError
+from weightlane.errors import EngineError, NotServableError, PluginError
 from weightlane.facts import EngineFacts
 from weightlane.receiver import WorkerDescription
+from weightlane_vllm.endpoint import LlmEndpoint
 from weightlane_vllm.engine_calls import Made
 from weightlane_vllm.facts import SAMPLE_VERSIONS, WEIGHT_VERSION
 from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS, LlmFrontEngine
-from weightlane_vllm.lora_request import lora_number
+from weightlane_vllm.lora_request import lora_number, lora_path
 from weightlane_vllm.served_adapters import ServedAdapters
 
 if TYPE_CHECKING:
@@ -60,6 +61,18 @@ class FakeWorkerEngine:
     def publish(self, version: int) -> None: ...
 
 
+class FakeOutputProcessor:
+    """Registers requests, as vLLM's does, before the engine core hears of them."""
+
+    def __init__(self) -> None:
+        self.registered: list[str] = []
+
+    def add_request(
+        self, request: Any, prompt: Any, parent_req: Any = None, request_index: int = 0, queue: Any = None
+    ) -> None:
+        self.registered.append(request.lora_request.lora_name)
+
+
 class FakeLlm:
     """Two workers with agents, and an engine core that labels what it generates."""
 
@@ -81,6 +94,7 @@ class FakeLlm:
         )
         self.served: tuple[AdapterRef, ...] = ()
         self.named: Any = None
+        self.told: list[str] = []
         self.agents = [
             WorkerAgent(lambda _, rank=rank: FakeWorkerEngine(rank, facts), origin=f"worker {rank}")
             for rank in range(2)
@@ -89,6 +103,7 @@ class FakeLlm:
         self.cache_resets = True
         self.llm_engine = SimpleNamespace(
             engine_core=SimpleNamespace(),
+            output_processor=FakeOutputProcessor(),
             model_config=SimpleNamespace(model="/model"),
             vllm_config=SimpleNamespace(
                 parallel_config=SimpleNamespace(worker_extension_cls=extension),
@@ -101,6 +116,7 @@ class FakeLlm:
         if method == "weightlane_adapters":
             return [messages.encode(ServedAdapters(self.served)) for _ in self.agents]
         assert method == "weightlane_agent"
+        self.told.append("publish" if b"publish" in args[0] else "message")
         return [agent.handle(args[0]) for agent in self.agents]
 
     def generate(
@@ -110,6 +126,7 @@ class FakeLlm:
         return [SimpleNamespace(outputs=[completion(self.label)]) for _ in prompts]
 
     def reset_prefix_cache(self) -> bool:
+        self.told.append("reset")
         return self.cache_resets
 
 
@@ -160,7 +177,7 @@ def completion(label: str) -> Any:
 def stamped(engine: LlmFrontEngine, completion: Any) -> messages.Generation:
     """As one that ends now."""
     return engine._generation(
-        Made(SimpleNamespace(outputs=[completion]), None, engine._calls._published)  # type: ignore[attr-defined]
+        Made(SimpleNamespace(outputs=[completion]), None, engine._calls._requests.published)  # type: ignore[attr-defined]
     )
 
 
@@ -229,6 +246,74 @@ def test_a_continuation_of_another_length_is_an_error(engine: LlmFrontEngine) ->
     assert generation.token_ids == (5, 6)
     with pytest.raises(EngineError, match="vLLM continued prompt 0 by 2 tokens with 2 log-probs, not by 3"):
         engine.generate(messages.Generate(((1,),), max_tokens=3))
+
+
+@pytest.mark.usefixtures("fake_vllm")
+def test_a_request_of_the_owner_s_own_for_an_adapter_that_went_is_refused_where_it_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exceptions = ModuleType("vllm.exceptions")
+    exceptions.VLLMValidationError = ValueError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.exceptions", exceptions)
+    llm = FakeLlm(lora="true")
+    engine = LlmFrontEngine(llm, backend="vllm", start_seconds=5.0)
+
+    def ask(name: str, path: str = "") -> None:
+        lora = SimpleNamespace(lora_name=name, lora_path=path or lora_path(AdapterRef(name, 1)))
+        llm.llm_engine.output_processor.add_request(SimpleNamespace(lora_request=lora), None)
+
+    with pytest.raises(ValueError, match=r"default@1 is not served any more\. Served: none"):
+        ask("default@1")  # an LLM would step on over it for ever, or its core would end
+    llm.served = (AdapterRef("default@1", 1),)
+    sync(engine, 1)
+    ask("default@1")
+    ask("theirs", "/of/somebody/else")
+    llm.served = (AdapterRef("default@2", 2),)
+    engine.call_workers(messages.encode(messages.Cancel("l", 1, "whatever")), SECONDS)
+    with pytest.raises(ValueError, match="Served: default@2"):
+        ask("default@1")
+    assert llm.llm_engine.output_processor.registered == ["default@1", "theirs"]
+    engine.detach()
+
+
+def test_a_publication_among_adapters_forgets_prefixes_before_anything_else_is_done() -> None:
+    llm = FakeLlm(lora="true")
+    engine = LlmFrontEngine(llm, backend="vllm", start_seconds=5.0)
+    sync(engine, 1)
+    assert llm.told[-2:] == ["publish", "reset"]
+    llm.cache_resets = False
+    with pytest.raises(EngineError, match="did not reset its prefix cache"):
+        engine.call_workers(messages.encode(messages.Publish("l", 1, 1)), SECONDS)
+    engine.detach()
+
+
+@pytest.mark.usefixtures("fake_vllm")
+def test_what_one_lane_left_half_written_no_endpoint_of_the_engine_generates_from(
+    llm: FakeLlm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weightlane_vllm.endpoint.reference_here", lambda: "vllm")
+    first, second = LlmEndpoint(llm, 5.0), LlmEndpoint(llm, 5.0)
+    llm.agents[1]._not_servable_cause = "Sync 1 failed after its first write."
+    begin = messages.BeginInline("l", "d", 1, 1, {0: "i0", 1: "i1"})  # of a lane that nobody knows
+    first.call_workers(messages.encode(begin), 5.0)
+    first.close()
+    for endpoint in (second, LlmEndpoint(llm, 5.0)):
+        with pytest.raises(NotServableError, match="its weights are half-written"):
+            endpoint.generate([(1,)], max_tokens=2)
+        endpoint.close()
+
+
+@pytest.mark.usefixtures("fake_vllm")
+def test_a_version_is_published_for_every_endpoint_of_the_engine() -> None:
+    llm = FakeLlm(labels=False)
+    first = LlmFrontEngine(llm, backend="vllm", start_seconds=5.0)
+    second = LlmFrontEngine(llm, backend="vllm", start_seconds=5.0)
+    sync(first, 3)
+    sync(second, 4)
+    for engine in (first, second):
+        (generation,) = engine.generate(messages.Generate(((1,),), max_tokens=2)).generations
+        assert generation.weight_version == 4
+        engine.detach()
 
 
 def test_an_engine_without_labels_is_stamped_with_what_was_published() -> None:

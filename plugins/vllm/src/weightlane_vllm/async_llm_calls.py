@@ -16,7 +16,7 @@ from weightlane_vllm.running_requests import Ran, RunningRequests, running_reque
 from weightlane_vllm.served_adapters import chosen_adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 
     from weightlane.adapters import AdapterRef
 
@@ -69,6 +69,16 @@ class AsyncLlmCalls:
             return replies
 
         return self._driver.run(what, call, seconds)
+
+    def publishing_rpc(
+        self, what: str, method: str, arguments: tuple[Any, ...], seconds: float
+    ) -> list[Any]:
+        """As any other: the engine pauses, or the adapter's turnover sees to the cache."""
+        return self.collective_rpc(what, method, arguments, seconds)
+
+    def admit_adapters(self, names: Collection[str], seconds: float) -> None:
+        """On the event loop."""
+        self.with_requests("admit", lambda requests: requests.admit_only(names), seconds)
 
     def with_requests(self, what: str, function: Callable[[RunningRequests], _T], seconds: float) -> _T:
         """`function` of the requests that run, on the event loop."""
