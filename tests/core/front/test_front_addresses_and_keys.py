@@ -94,9 +94,7 @@ def test_what_is_no_socket_is_never_removed_for_one(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the system does not tell who listens")
-def test_weights_go_to_no_front_of_another_user(
-    front: FrontProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_go_to_no_front_of_another_user(front: FrontProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = os.getuid()
     for owner, me, allowed in ((mine, mine, True), (1001, 1002, False), (0, 1002, True), (1001, 0, True)):
         told = struct.pack("iii", 1, owner, owner)

@@ -135,7 +135,7 @@ def prepare_socket_folder(address: FrontAddress) -> None:
         status = path.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(status.st_mode):  # to connect to a file is refused too, as it is where nobody listens
+    if not stat.S_ISSOCK(status.st_mode):  # connecting to a file is refused as well, like to a dead front
         raise EngineError(
             f"A front cannot listen on {address.text}.",
             "Something else than a socket has that path already, and is left as it is.",
@@ -158,7 +158,7 @@ def prepare_socket_folder(address: FrontAddress) -> None:
 def require_own_front(sock: socket.socket, address: FrontAddress) -> None:
     """Looks who listens on a unix socket: this user, or root. Root itself may talk to anybody's.
 
-    A front listens in a folder of its user alone, but a path in a folder that all may write to (`/tmp`) can be
+    A front listens in a folder of its user alone, but a path below one that all may write to (`/tmp`) can be
     taken by somebody else before it, and weights would go to them.
 
     Raises:
@@ -172,7 +172,7 @@ def require_own_front(sock: socket.socket, address: FrontAddress) -> None:
     if os.getuid() not in (0, owner) and owner != 0:
         raise EngineError(
             f"The front {address.text} is another user's.",
-            f"User {owner} listens there, this process is user {os.getuid()}, and would send weights to them.",
+            f"User {owner} listens there, and this process, user {os.getuid()}, would send weights to them.",
             "Run trainer and engine as the same user, and use a folder that is yours alone.",
         )
 

@@ -70,9 +70,7 @@ class AsyncLlmCalls:
 
         return self._driver.run(what, call, seconds)
 
-    def publishing_rpc(
-        self, what: str, method: str, arguments: tuple[Any, ...], seconds: float
-    ) -> list[Any]:
+    def publishing_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
         """As any other: the engine pauses, or the adapter's turnover sees to the cache."""
         return self.collective_rpc(what, method, arguments, seconds)
 
@@ -190,9 +188,10 @@ class AsyncLlmCalls:
     async def _any_half_done(self, engine: Any) -> bool:
         """Whether a request has tokens and has not ended, once all outputs before the pause are noted."""
         outputs = getattr(engine.engine_core, "outputs_queue", None)
-        while outputs is not None and not outputs.empty():
-            await asyncio.sleep(_OUTPUT_SECONDS)
-        await asyncio.sleep(_OUTPUT_SECONDS)  # what was taken off the queue last is noted in parts
+        idle = False
+        while not idle:
+            idle = outputs is None or outputs.empty()
+            await asyncio.sleep(_OUTPUT_SECONDS)  # after it too: what was taken off last is noted in parts
         return bool(self._requests.half_done())
 
     def resume(self, seconds: float) -> None:

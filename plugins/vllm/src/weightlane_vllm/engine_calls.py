@@ -66,9 +66,7 @@ class EngineCalls(Protocol):
     def collective_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
         """One call of a worker method on every worker; `what` names it in errors."""
 
-    def publishing_rpc(
-        self, what: str, method: str, arguments: tuple[Any, ...], seconds: float
-    ) -> list[Any]:
+    def publishing_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
         """The same for a message that publishes: nothing is generated before stale prefixes are gone."""
 
     def admit_adapters(self, names: Collection[str], seconds: float) -> None:

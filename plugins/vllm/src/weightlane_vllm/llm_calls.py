@@ -51,9 +51,7 @@ class LlmCalls:
 
         return self._driver.run(what, call, seconds)
 
-    def publishing_rpc(
-        self, what: str, method: str, arguments: tuple[Any, ...], seconds: float
-    ) -> list[Any]:
+    def publishing_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
         """In one job with the reset of the prefix cache: no generation can come between.
 
         What was generated since the last bucket came is in that cache: with `stage` and `commit` apart, or

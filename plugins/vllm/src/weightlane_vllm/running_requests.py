@@ -114,7 +114,7 @@ class RunningRequests:
 
 
 def running_requests_of(engine: Any) -> RunningRequests:
-    """The one of an `AsyncLLM` or `LLM`; it lives on the engine itself, since several lanes may come and go."""
+    """The one of an `AsyncLLM` or `LLM`; it lives on the engine itself, since lanes come and go."""
     requests: RunningRequests | None = vars(engine).get(_ATTRIBUTE)
     if requests is None:
         requests = RunningRequests(engine)
