@@ -9,11 +9,9 @@ import pytest
 from sleeping_llm import FakeSleepingLlm, FakeSleepingWorker, sleeping_facts
 
 from weightlane.errors import EngineError, NotServableError, SyncError
-from weightlane_vllm import sleep_watch
 from weightlane_vllm.llm_calls import LlmCalls
 from weightlane_vllm.sleep_calls import EngineMemory
 from weightlane_vllm.sleep_watch import CalledSleep, SleepWatch
-from weightlane_vllm.transfer_engine import receiver_of
 from weightlane_vllm.worker import VllmWorkerEngine
 
 if TYPE_CHECKING:
@@ -210,20 +208,3 @@ def test_a_worker_touches_no_weights_that_are_released(step: Callable[[VllmWorke
     with pytest.raises(SyncError, match="this vLLM worker: its weights are released"):
         step(engine)
     assert engine.why_not_whole() == ""
-
-
-@pytest.mark.parametrize("kept", [True, False], ids=["by records", "by calls"])
-def test_weight_transfer_into_an_engine_that_can_sleep_is_received_while_it_is_awake(
-    monkeypatch: pytest.MonkeyPatch, kept: bool
-) -> None:
-    worker = FakeSleepingWorker(0)
-    monkeypatch.setattr(sleep_watch, "records_are_kept", lambda: kept)
-    monkeypatch.setattr(sleep_watch, "_pool", lambda: worker.records)
-    config = SimpleNamespace(
-        parallel_config=SimpleNamespace(rank=0), model_config=SimpleNamespace(enable_sleep_mode=True)
-    )
-    engine = receiver_of(config, None, object())._engine
-    assert isinstance(engine, VllmWorkerEngine)
-    assert engine.released() == ()
-    worker.sleep(level=1)
-    assert engine.released() == (("weights", "kv_cache") if kept else ()), "older records do not tell it"

@@ -125,18 +125,13 @@ class CalledSleep(SleepWatch):
 
 
 def watch_of(worker: Any) -> SleepWatch:
-    """The one watch of a worker; it wraps nothing in an engine that was started without sleep mode.
-
-    Nor in the stand-in for a worker that vLLM's weight transfer leaves us to make: it is not what is called
-    to sleep. Records still tell what sleeps now.
-    """
+    """The one watch of a worker; it wraps nothing in an engine that was started without sleep mode."""
     watch: SleepWatch | None = vars(worker).get(_ATTRIBUTE)
     if watch is None:
         asked = getattr(worker.vllm_config.model_config, "enable_sleep_mode", False)
         if asked:
             watch = (SleepWatch if records_are_kept() else CalledSleep)(worker, _pool)
-            if hasattr(worker, "sleep"):
-                watch.apply()
+            watch.apply()
         else:
             watch = SleepWatch(worker, tuple)
         setattr(worker, _ATTRIBUTE, watch)
