@@ -97,11 +97,15 @@ class VllmWorkerEngine:
         self._loading.drop_left_open()
         model = self._model()
         config = self._worker.vllm_config
-        tied = {item.name for item in self.describe().expected if item.tied_to}
+        tied = self.tied()
         sent = [item for item in tensors if item.name not in tied]
         load = traced_load(model, table_key(config, worker=self._worker.rank), sent)
         self._traced.add(incarnation_of(model), load.table, load.routes)
         return load.table
+
+    def tied(self) -> Mapping[str, str]:
+        """Checkpoint tensors that the live model reads through another one, and that one."""
+        return {item.name: item.tied_to for item in self.describe().expected if item.tied_to}
 
     def live_tensors(self) -> Mapping[str, Tensor]:
         """Parameters and buffers of the live model, under every name that they have."""
