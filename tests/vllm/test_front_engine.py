@@ -66,6 +66,7 @@ class FakeOutputProcessor:
 
     def __init__(self) -> None:
         self.registered: list[str] = []
+        self.request_states: dict[str, Any] = {}
 
     def add_request(
         self, request: Any, prompt: Any, parent_req: Any = None, request_index: int = 0, queue: Any = None
@@ -274,6 +275,20 @@ def test_a_request_of_the_owner_s_own_for_an_adapter_that_went_is_refused_where_
         ask("default@1")
     assert llm.llm_engine.output_processor.registered == ["default@1", "theirs"]
     engine.detach()
+
+
+def test_nothing_is_written_beside_requests_that_the_owner_has_queued(
+    engine: LlmFrontEngine, llm: FakeLlm
+) -> None:
+    llm.llm_engine.output_processor.request_states = {"0": object(), "1": object()}
+    begin = messages.encode(messages.BeginInline("l", "d", 1, 1, {0: "i0", 1: "i1"}))
+    del llm.told[:]
+    with pytest.raises(EngineError, match=r"2 requests are queued in this vLLM LLM.*wait_for_completion"):
+        engine.call_workers(begin, SECONDS)
+    assert llm.told == []
+    llm.llm_engine.output_processor.request_states = {}
+    sync(engine, 1)
+    assert "publish" in llm.told
 
 
 def test_a_publication_among_adapters_forgets_prefixes_before_anything_else_is_done() -> None:

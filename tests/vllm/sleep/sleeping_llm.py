@@ -164,6 +164,9 @@ class FakeLoadingEngine(VllmWorkerEngine):
 class FakeOutputProcessor:
     """Where requests are registered; here come none."""
 
+    def __init__(self) -> None:
+        self.request_states: dict[str, Any] = {}
+
     def add_request(self, request: Any) -> None:
         raise AssertionError
 

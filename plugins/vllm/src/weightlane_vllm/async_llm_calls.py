@@ -74,6 +74,9 @@ class AsyncLlmCalls:
         """As any other: the engine pauses, or the adapter's turnover sees to the cache."""
         return self.collective_rpc(what, method, arguments, seconds)
 
+    def require_idle(self, seconds: float) -> None:
+        """Never refuses: its requests run on, and a pause or the turnover of adapters is planned for them."""
+
     def admit_adapters(self, names: Collection[str], seconds: float) -> None:
         """On the event loop."""
         self.with_requests("admit", lambda requests: requests.admit_only(names), seconds)

@@ -69,6 +69,9 @@ class EngineCalls(Protocol):
     def publishing_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
         """The same for a message that publishes: nothing is generated before stale prefixes are gone."""
 
+    def require_idle(self, seconds: float) -> None:
+        """Raises EngineError where requests are left in an engine that nothing could pause for them."""
+
     def admit_adapters(self, names: Collection[str], seconds: float) -> None:
         """From now on a request that names an adapter of ours names one of these, or is refused."""
 

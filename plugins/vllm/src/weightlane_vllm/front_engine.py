@@ -85,6 +85,8 @@ class LlmFrontEngine:
         """One encoded reply per worker, in rank order; a publish that all accept also labels the engine."""
         kind = msgspec.msgpack.decode(message, type=_Kind)
         publishes = kind.type == "publish"
+        if kind.type in _SYNC_STARTS:
+            self._calls.require_idle(timeout_seconds)
         if self._turnover and publishes:
             self._turnover.before_publish(timeout_seconds)
         elif self._turnover and kind.type in _SYNC_STARTS:

@@ -69,6 +69,23 @@ class LlmCalls:
 
         return self._driver.run(what, call, seconds)
 
+    def require_idle(self, seconds: float) -> None:
+        """Between two jobs no call of ours generates, so that what is left was queued by the owner.
+
+        An engine core of its own steps on by itself: a request would begin with one version and end, before
+        anybody looks, with another (`LLM.enqueue`, `LLMEngine.add_request`).
+
+        Raises:
+            EngineError: beside what every call raises, requests have not ended.
+        """
+        left = self._driver.run("a look at requests", lambda _: self._requests.unended(), seconds)
+        if left:
+            raise EngineError(
+                f"{left} request{'s are' if left > 1 else ' is'} queued in this vLLM LLM.",
+                "It cannot hold them back, and they would be answered by two versions.",
+                "Collect them before the sync (llm.wait_for_completion()), or use AsyncLLM.",
+            )
+
     def admit_adapters(self, names: Collection[str], seconds: float) -> None:
         """Refused by the owner's own `generate` too: vLLM steps on over a request that it cannot load."""
         del seconds

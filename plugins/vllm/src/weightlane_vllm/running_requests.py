@@ -61,6 +61,10 @@ class RunningRequests:
         """Those that name another adapter of ours than these."""
         return [number for number, name in self._adapters() if name not in names]
 
+    def unended(self) -> int:
+        """How many there are, in the engine core or on their way from it."""
+        return len(self._processor().request_states)
+
     def half_done(self) -> list[str]:
         """Those that have tokens and have not ended, be they scheduled or preempted."""
         return [
