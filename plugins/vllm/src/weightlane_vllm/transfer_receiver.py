@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightlane.buckets import BucketLayout
     from weightlane.errors import Problem
     from weightlane.messages import WireTensor
     from weightlane.ring_file import PrivateFile
@@ -183,6 +184,14 @@ class TransferReceiver:
             self._file.close()
         self._file = self._layout = self._table = self._next = None
 
+    def _note_tied(self, layout: TransferLayout, bucket: BucketLayout, memory: memoryview) -> None:
+        compared = {*self._tied, *self._tied.values()}
+        for entry in bucket.entries:
+            told = layout.tensors[entry.tensor]
+            if told.name in compared:
+                data = memory[entry.offset : entry.offset + entry.nbytes]
+                self._values[told.name] = f"{told.dtype} {xxhash.xxh3_64_hexdigest(data)}"
+
     def _require_tied(self) -> None:
         for name, owner in self._tied.items():
             if self._values.get(name) != self._values.get(owner):
@@ -221,11 +230,8 @@ class TransferReceiver:
                 "Start the update again; nothing of this bucket was loaded.",
             )
         flat = torch.frombuffer(memory, dtype=torch.uint8) if bucket.nbytes else torch.empty(0).byte()
-        compared = {*self._tied, *self._tied.values()}
+        self._note_tied(layout, bucket, memory)
         for name, view in unpack_bucket(flat, bucket, layout.tensors):
-            if name in compared:
-                told = xxhash.xxh3_64_hexdigest(view.reshape(-1).view(torch.uint8).numpy())
-                self._values[name] = f"{view.dtype} {told}"
             if name in self._wire:
                 yield self._wire[name], view
 
