@@ -227,7 +227,7 @@ class TransferReceiver:
             raise SyncError(
                 f"Bucket {update.bucket} that {self._origin} reads is not what was sent.",
                 f"Its digest is {seen}, and the sender told {update.digest}.",
-                "Start the update again; nothing of this bucket was loaded. If another sender was made since, "
+                "Start the update again; nothing of it was loaded. If another sender was made since, "
                 "make this one anew: only the last is read.",
             )
         flat = torch.frombuffer(memory, dtype=torch.uint8) if bucket.nbytes else torch.empty(0).byte()
