@@ -96,6 +96,14 @@ def adapters_are_the_trainers(seen: dict[str, Any], *, older: bool) -> None:
     the_adapter_arrived(failed["next"])
     assert seen["dropped"]["held"] == 0
     assert seen["dropped"]["distance"] <= 1e-4
+    beside = seen["beside"]
+    assert beside["old_serves"] <= 1e-4
+    assert beside["published_again"] <= 1e-4, "no prefix of the adapter that had the name before"
+    assert bool(beside["reload"]) is older, "with LoRA on, 0.27.1 cannot, and stops half-way"
+    assert beside["phases"] == ["base", "adapter"]
+    assert beside["after_the_reload"] <= 1e-4
+    assert "default@1 is not served any more" in beside["gone"]
+    assert beside["then"] <= 1e-4, "the engine goes on"
     the_adapter_arrived(seen["patterns"])
     assert seen["patterns"]["form"] == ("normal" if older else "as-trained")
 
