@@ -97,7 +97,7 @@ class VllmWorkerEngine:
         self._loading.drop_left_open()
         model = self._model()
         config = self._worker.vllm_config
-        tied = self.tied()
+        tied = {item.name for item in self.describe().expected if item.tied_to}
         sent = [item for item in tensors if item.name not in tied]
         load = traced_load(model, table_key(config, worker=self._worker.rank), sent)
         self._traced.add(incarnation_of(model), load.table, load.routes)
