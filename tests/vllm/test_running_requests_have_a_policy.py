@@ -73,19 +73,6 @@ def test_an_async_engine_pauses_and_empties_its_cache_after_the_commit(
 def test_what_encoders_made_is_forgotten_where_there_are_any() -> None:
     lifecycle = planned(context(encodes=True))
     assert routes(lifecycle)["publish"] == ["reset_prefix_cache", "reset_encoder_cache"]
-    frozen = planned(replace(context(encodes=True), requests="keep"))
-    assert routes(frozen)["publish"] == ["reset_prefix_cache:recompute_running", "reset_encoder_cache"]
-
-
-def test_an_engine_without_pauses_forgets_what_its_encoders_made_too() -> None:
-    lifecycle = planned(context(pauses=False, encodes=True))
-    assert routes(lifecycle) == {"settle": ["reset_prefix_cache", "reset_encoder_cache"]}
-
-
-@pytest.mark.parametrize("encodes", [False, True])
-def test_an_adapter_beside_the_one_that_serves_resets_nothing_while_requests_run(encodes: bool) -> None:
-    given = replace(context(encodes=encodes), phase=Phase.ADAPTER, swap="two_slot")
-    assert set(routes(planned(given))) == {"pause"}
 
 
 def test_an_adapter_in_the_place_of_another_pauses_like_weights() -> None:

@@ -1,4 +1,4 @@
-"""The steps of one sync of this era: the agent receives, then what was computed before is forgotten."""
+"""The steps of one sync of this era: the agent receives, then the prefix cache is emptied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 from weightlane.program import AgentMove, EngineCall, Lifecycle, Program
 from weightlane.types import Phase, TransportName
-from weightlane_vllm.facts import ENCODES
 from weightlane_vllm.sleep_plan import plan_memory, sleep_notes
 
 if TYPE_CHECKING:
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from weightlane.types import MemoryTag
 
 RESET_PREFIX_CACHE = "reset_prefix_cache"
-RESET_ENCODER_CACHE = "reset_encoder_cache"
 _RESET_SECONDS = 60.0
 
 _AGENT_TRANSPORTS: Mapping[TransportName, Literal["shm", "cuda_ipc", "inline", "inprocess", "disk"]] = {
@@ -39,10 +37,9 @@ def build_program(transport: TransportName) -> Program:
 
 
 def plan_lifecycle(facts: EngineFacts, phase: Phase, release: Sequence[MemoryTag] = ()) -> Lifecycle:
-    """The caches are emptied after the last bucket; where there is nothing in them that costs nothing.
+    """The prefix cache is emptied after the last bucket; where there is none that costs nothing.
 
-    Also for adapters: 0.27.1 keys prefixes by name alone, and a trainer that began anew publishes a version
-    again. What an encoder made of an image is kept by the image's hash, beyond the request that brought it.
+    Also for adapters: 0.27.1 keys it by name alone, and a trainer that began anew publishes a version again.
 
     Raises:
         PlanError: memory of `release` cannot be let go by this engine.
@@ -54,13 +51,7 @@ def plan_lifecycle(facts: EngineFacts, phase: Phase, release: Sequence[MemoryTag
             "trainer's by rounding."
         )
     return Lifecycle(
-        settle=tuple(EngineCall(route, timeout_seconds=_RESET_SECONDS) for route in cache_resets(facts)),
+        settle=(EngineCall(RESET_PREFIX_CACHE, timeout_seconds=_RESET_SECONDS),),
         notes=(*notes, *sleep_notes(facts, release)),
         memory=plan_memory(facts, release),
     )
-
-
-def cache_resets(facts: EngineFacts) -> tuple[str, ...]:
-    """The calls that empty every cache of this engine that outlives a request."""
-    encodes = facts.attributes.get(ENCODES, False)
-    return (RESET_PREFIX_CACHE, RESET_ENCODER_CACHE) if encodes else (RESET_PREFIX_CACHE,)

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from weightlane.errors import EngineError
-from weightlane_vllm.requests import RESET_ENCODER_CACHE, RESET_PREFIX_CACHE
+from weightlane_vllm.requests import RESET_PREFIX_CACHE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ PAUSE_ABORT = "pause_generation:abort"
 PAUSE_KEEP = "pause_generation:keep"
 RESUME = "resume_generation"
 RESET_OF_RUNNING = "reset_prefix_cache:recompute_running"
+RESET_ENCODER_CACHE = "reset_encoder_cache"
 DRAIN_OLD_ADAPTERS = "old_adapters:wait"
 ABORT_OLD_ADAPTERS = "old_adapters:abort"
 

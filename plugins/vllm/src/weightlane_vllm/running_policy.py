@@ -8,14 +8,15 @@ from msgspec.structs import replace
 
 from weightlane.program import EngineCall
 from weightlane.types import Phase
-from weightlane_vllm.facts import PAUSES
-from weightlane_vllm.requests import FENCE_NOTE, RESET_PREFIX_CACHE, cache_resets
+from weightlane_vllm.facts import ENCODES, PAUSES
+from weightlane_vllm.requests import FENCE_NOTE, RESET_PREFIX_CACHE
 from weightlane_vllm.routes import (
     ABORT_OLD_ADAPTERS,
     DRAIN_OLD_ADAPTERS,
     PAUSE_ABORT,
     PAUSE_DRAIN,
     PAUSE_KEEP,
+    RESET_ENCODER_CACHE,
     RESET_OF_RUNNING,
     RESUME,
 )
@@ -51,12 +52,11 @@ def with_running_requests(context: BuildRequestsContext, lifecycle: Lifecycle) -
         return replace(lifecycle, requests="drain")
     policy: RequestPolicy = context.requests or "drain"
     notes = tuple(note for note in lifecycle.notes if note != FENCE_NOTE)
-    resets = cache_resets(context.facts)
-    settle = tuple(call for call in lifecycle.settle if call.route not in resets)
+    settle = tuple(call for call in lifecycle.settle if call.route != RESET_PREFIX_CACHE)
     if context.phase is Phase.ADAPTER and context.swap == "two_slot":
         return _beside(context, replace(lifecycle, notes=notes, settle=settle), policy)
-    if policy == "keep":
-        resets = tuple(RESET_OF_RUNNING if route == RESET_PREFIX_CACHE else route for route in resets)
+    reset = RESET_OF_RUNNING if policy == "keep" else RESET_PREFIX_CACHE
+    routes = (reset, RESET_ENCODER_CACHE) if context.facts.attributes.get(ENCODES) else (reset,)
     seconds = context.drain_seconds if policy == "drain" else _CALL_SECONDS
     return replace(
         lifecycle,
@@ -64,7 +64,7 @@ def with_running_requests(context: BuildRequestsContext, lifecycle: Lifecycle) -
         settle=settle,
         publish=(
             *lifecycle.publish,
-            *(EngineCall(route, timeout_seconds=_CALL_SECONDS) for route in resets),
+            *(EngineCall(route, timeout_seconds=_CALL_SECONDS) for route in routes),
         ),
         resume=(*lifecycle.resume, EngineCall(RESUME, timeout_seconds=_CALL_SECONDS)),
         notes=(*notes, _NOTES[policy]),
