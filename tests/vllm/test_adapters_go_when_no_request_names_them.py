@@ -56,6 +56,9 @@ class FakeCalls:
     def with_requests(self, what: str, function: Callable[[Any], Any], seconds: float) -> Any:
         return function(self.requests)
 
+    def admit_adapters(self, names: Collection[str], seconds: float) -> None:
+        self.requests.admit_only(names)
+
     def abort(self, choose: Callable[[Any], list[str]], seconds: float) -> int:
         numbers = choose(self.requests)
         for number in numbers:

@@ -23,6 +23,8 @@ from weightlane_vllm.opened_engine import WORKER_EXTENSION_CLASS, calls_on, is_a
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from weightlane_vllm.engine_calls import PauseMode
+
 
 class FakeAsyncLlm:
     """What is looked at of an `AsyncLLM`: its client's resources, its output task, and some calls."""
@@ -83,6 +85,54 @@ def test_a_call_runs_on_the_engine_s_own_loop(engine: FakeAsyncLlm) -> None:
     assert calls.pause_modes == ("wait", "abort", "keep")
     calls.pause("keep", 5.0)
     assert engine.paused == ["keep False"], "the caches are emptied when the new weights are there"
+    calls.detach()
+
+
+class PreemptingFake(FakeAsyncLlm):
+    """Its pause leaves requests that were preempted in its queue, as vLLM's does; steps end them."""
+
+    def __init__(self, steps_to_go: int) -> None:
+        super().__init__()
+        self.steps_to_go = steps_to_go
+        self.resumed = 0
+        self.engine_core.outputs_queue = asyncio.Queue()
+        waiting = SimpleNamespace(is_prefilling=True, lora_request=None)
+        preempted = SimpleNamespace(is_prefilling=False, lora_request=None)
+        self.output_processor = SimpleNamespace(request_states={"new": waiting, "preempted": preempted})
+
+    async def resume_generation(self) -> None:
+        self.resumed += 1
+        if self.resumed == self.steps_to_go:
+            del self.output_processor.request_states["preempted"]
+
+
+def test_a_drain_waits_for_what_the_engine_has_preempted(loop: LoopThread) -> None:
+    engine = PreemptingFake(steps_to_go=3)
+    loop.call(engine.start, 5.0)
+    calls = calls_on(engine)
+    calls.pause("wait", 5.0)
+    assert engine.paused == ["wait False"] * 4
+    assert engine.resumed == 3
+    assert set(engine.output_processor.request_states) == {"new"}, "what has no token yet may wait"
+    calls.detach()
+
+
+def test_a_drain_that_the_engine_s_preemptions_outlast_is_an_error(loop: LoopThread) -> None:
+    engine = PreemptingFake(steps_to_go=10**9)
+    loop.call(engine.start, 5.0)
+    calls = calls_on(engine)
+    with pytest.raises(EngineError, match=r"did not finish pause_generation \(wait\) within 0\.3 s"):
+        calls.pause("wait", 0.3)
+    calls.detach()
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+def test_other_pauses_let_nothing_go_on(loop: LoopThread, mode: PauseMode) -> None:
+    engine = PreemptingFake(steps_to_go=1)
+    loop.call(engine.start, 5.0)
+    calls = calls_on(engine)
+    calls.pause(mode, 5.0)
+    assert (engine.paused, engine.resumed) == ([f"{mode} False"], 0)
     calls.detach()
 
 

@@ -49,6 +49,7 @@ class FakeEngine:
         self.model = FakeModel()
         self.problems: list[Problem] = []
         self.begun = 0
+        self.ties: dict[str, str] = {}
 
     def load_problems(self) -> list[Problem]:
         return self.problems
@@ -56,9 +57,13 @@ class FakeEngine:
     def trace(self, tensors: Sequence[WireTensor]) -> PlacementTable:
         from weightlane.trace.tracing import Receiver, trace_load
 
-        sources = [TracedSource(item.name, item.name, item.shape, item.dtype) for item in tensors]
+        sent = [item for item in tensors if item.name not in self.ties]
+        sources = [TracedSource(item.name, item.name, item.shape, item.dtype) for item in sent]
         receiver = Receiver(self.model, self.model.load_weights, TableKey("fake", "1", "A"))
         return trace_load(receiver, sources, style="plain")
+
+    def tied(self) -> dict[str, str]:
+        return self.ties
 
     def live_tensors(self) -> dict[str, Tensor]:
         return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
@@ -233,6 +238,24 @@ def test_a_loader_that_writes_elsewhere_is_read_back(
     monkeypatch.setattr(client.engine, "finish", lambda _: live.add_(1))
     with pytest.raises(VerificationError, match="qk"):
         sender.send()
+
+
+def test_a_tensor_that_the_engine_reads_through_another_loses_no_values_in_silence(
+    client: FakeClient, trainer: Trainer
+) -> None:
+    client.engine.ties = {"head": "norm", "not-sent": "norm"}
+    trainer.tensors["head"] = trainer.tensors["norm"]
+    sender = WeightSender(client, trainer, bucket_bytes=16)
+    sender.send("1")
+    assert arrived(client, trainer)
+    trainer.tensors["head"] = trainer.tensors["head"] + 1
+    with pytest.raises(SyncError, match=r"head and norm came to worker 0 with different values\..*ties them"):
+        sender.send("2")
+    trainer.tensors["head"] = trainer.tensors["norm"].clone()
+    client.active = False
+    sender.send("3")
+    assert client.versions == ["1", "3"]
+    sender.close()
 
 
 def test_only_memory_of_a_sender_is_opened(client: FakeClient, sender: WeightSender, tmp_path: Path) -> None:

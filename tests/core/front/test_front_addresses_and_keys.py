@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import struct
 import sys
 import threading
 import time
@@ -73,6 +74,38 @@ def test_a_folder_open_to_others_is_refused(tmp_path: Path) -> None:
     folder.chmod(0o755)
     with pytest.raises(EngineError, match=r"mode is 0755.*chmod 700"):
         serve_front(FakeIdleEngine(), f"unix:{folder}/front")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_what_is_no_socket_is_never_removed_for_one(tmp_path: Path, kind: str) -> None:
+    tmp_path.chmod(0o700)
+    path = tmp_path / "model.safetensors"
+    if kind == "file":
+        path.write_text("worth keeping")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(EngineError, match="Something else than a socket has that path"):
+        serve_front(FakeIdleEngine(), f"unix:{path}")  # type: ignore[arg-type]
+    assert path.is_symlink() or path.exists()
+    if kind == "file":
+        assert path.read_text() == "worth keeping"
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the system does not tell who listens")
+def test_weights_go_to_no_front_of_another_user(front: FrontProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = os.getuid()
+    for owner, me, allowed in ((mine, mine, True), (1001, 1002, False), (0, 1002, True), (1001, 0, True)):
+        told = struct.pack("iii", 1, owner, owner)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getuid", lambda me=me: me)
+            patch.setattr(socket.socket, "getsockopt", lambda *_, told=told: told)
+            if allowed:
+                assert FrontEndpoint(front.address, 5.0).facts().engine == "fake"
+                continue
+            with pytest.raises(EngineError, match=r"is another user's.*User 1001 listens there"):
+                FrontEndpoint(front.address, 5.0).facts()
 
 
 def test_a_live_front_is_not_displaced_and_a_dead_ones_socket_is(

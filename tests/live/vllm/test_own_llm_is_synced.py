@@ -72,6 +72,7 @@ def test_an_engine_handle_is_synced_in_place(
         assert seen["adapters"]["plain_names"].startswith(refused)
         assert bool(seen["adapters"]["plain_names"]) is older, "plain names are right since 0.28 alone"
         adapters_are_the_trainers(seen["adapters"], older=older)
+        nothing_old_is_met(seen["adapters"]["beside"], older=older)
 
 
 def adapters_are_the_trainers(seen: dict[str, Any], *, older: bool) -> None:
@@ -105,3 +106,14 @@ def the_adapter_arrived(sync: dict[str, Any]) -> None:
     assert sync["distance"] <= 1e-4
     assert sync["through_us"] <= 1e-4
     assert sync["held"] == 1
+
+
+def nothing_old_is_met(seen: dict[str, Any], *, older: bool) -> None:
+    """Whatever the owner of the engine does beside a lane."""
+    assert seen["old_serves"] <= 1e-4
+    assert seen["published_again"] <= 1e-4, "no prefix of the adapter that had the name before"
+    assert bool(seen["reload"]) is older, "with LoRA on, 0.27.1 cannot, and stops half-way"
+    assert seen["phases"] == ["base", "adapter"]
+    assert seen["after_the_reload"] <= 1e-4
+    assert "default@1 is not served any more" in seen["gone"]
+    assert seen["then"] <= 1e-4, "the engine goes on"

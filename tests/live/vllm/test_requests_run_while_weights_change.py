@@ -15,6 +15,7 @@ from weightlane_vllm.launch import FrontStart, front_environment
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 PROGRAM = Path(__file__).parent / "programs/running_requests.py"
+PREEMPTED = Path(__file__).parent / "programs/preempted_requests.py"
 
 
 @pytest.mark.requirement("R82")
@@ -60,6 +61,33 @@ def test_every_output_is_made_by_one_version(
     assert ended["call"][0].startswith("EngineDeadError")
     assert ended["next"].startswith("EngineDeadError")
     assert ended["took"] < 10.0
+
+
+@pytest.mark.requirement("R82")
+@pytest.mark.long_run
+@pytest.mark.parametrize("older", [False, True], ids=["0.32", "0.27.1"])
+def test_what_vllm_has_preempted_is_drained_too(
+    vllm_python: Path, request: pytest.FixtureRequest, tiny_folder: Path, tmp_path: Path, older: bool
+) -> None:
+    environment = {**os.environ, **front_environment(FrontStart(str(tiny_folder), "", "cpu"))}
+    if older:
+        before = str(request.getfixturevalue("vllm_older"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (before, os.environ.get("PYTHONPATH"))))
+    finished = subprocess.run(
+        [str(vllm_python), str(PREEMPTED), str(tiny_folder), str(tmp_path / "answer")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-4000:]
+    seen = json.loads((tmp_path / "answer").read_text())
+    for load in seen.values():
+        assert (load["errors"], load["lengths"]) == ([], [300, 300, 300])
+    assert all(len(found) == 1 for found in seen["drained"]["makers"])
+    assert [1] in seen["drained"]["makers"], "requests ran when the sync came"
+    assert [] in seen["by_vllm_alone"]["makers"], "no one version made all of a request that it preempted"
 
 
 def full_weights(seen: dict[str, Any], syncs: int, labels: bool | None) -> None:

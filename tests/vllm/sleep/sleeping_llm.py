@@ -11,6 +11,7 @@ import torch
 
 from weightlane.agent import WorkerAgent
 from weightlane.facts import EngineFacts
+from weightlane.messages import encode
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane.trace.table import TableKey, TracedSource
 from weightlane.trace.tracing import Receiver, trace_load
@@ -23,6 +24,7 @@ from weightlane_vllm.facts import (
     WORKER_EXTENSION,
 )
 from weightlane_vllm.front_engine import WORKER_EXTENSION_CLASS
+from weightlane_vllm.served_adapters import ServedAdapters
 from weightlane_vllm.sleep_calls import tell_sleep
 from weightlane_vllm.sleep_watch import SleepWatch
 from weightlane_vllm.worker import VllmWorkerEngine
@@ -159,6 +161,16 @@ class FakeLoadingEngine(VllmWorkerEngine):
         return self._told
 
 
+class FakeOutputProcessor:
+    """Where requests are registered; here come none."""
+
+    def __init__(self) -> None:
+        self.request_states: dict[str, Any] = {}
+
+    def add_request(self, request: Any) -> None:
+        raise AssertionError
+
+
 class FakeSleepingLlm:
     """`calls` has what was called of vLLM, in order. As vLLM does, it ignores in silence what makes no sense.
 
@@ -179,6 +191,7 @@ class FakeSleepingLlm:
         ]
         self.llm_engine = SimpleNamespace(
             engine_core=SimpleNamespace(shutdown=lambda: None),
+            output_processor=FakeOutputProcessor(),
             model_config=SimpleNamespace(model="/model"),
             vllm_config=SimpleNamespace(
                 parallel_config=SimpleNamespace(worker_extension_cls=WORKER_EXTENSION_CLASS),
@@ -189,6 +202,8 @@ class FakeSleepingLlm:
     def collective_rpc(self, method: str, args: tuple[bytes, ...] = ()) -> list[bytes]:
         if method == "weightlane_sleep":
             return [tell_sleep(worker) for worker in self.workers]
+        if method == "weightlane_adapters":  # asked where it runs with LoRA
+            return [encode(ServedAdapters(())) for _ in self.workers]
         assert method == "weightlane_agent"
         return [agent.handle(args[0]) for agent in self.agents]
 

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import stat
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ KEY_VARIABLE = "WEIGHTLANE_FRONT_KEY"
 
 _LONGEST_UNIX_PATH = 107  # sockaddr_un.sun_path holds 108 bytes, one of them the closing zero
 
+_CREDENTIALS = struct.Struct("iii")  # ucred: process, user and group (unix(7))
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -115,7 +117,8 @@ def prepare_socket_folder(address: FrontAddress) -> None:
     """Makes the folder of a unix socket (0700) and removes a socket that nobody listens on.
 
     Raises:
-        EngineError: the folder is not the caller's alone, or another front is alive on the address.
+        EngineError: the folder is not the caller's alone, something else than a socket has the path, or
+            another front is alive on the address.
     """
     path = Path(address.path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -128,8 +131,16 @@ def prepare_socket_folder(address: FrontAddress) -> None:
             f"Use a folder of your own with mode 0700 (the front makes it when it is missing): chmod 700 "
             f"{path.parent}",
         )
-    if not path.exists():
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
         return
+    if not stat.S_ISSOCK(status.st_mode):  # connecting to a file is refused as well, like to a dead front
+        raise EngineError(
+            f"A front cannot listen on {address.text}.",
+            "Something else than a socket has that path already, and is left as it is.",
+            "Choose a path that is free.",
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2.0)
         try:
@@ -142,6 +153,28 @@ def prepare_socket_folder(address: FrontAddress) -> None:
     raise EngineError(
         f"Another front already listens on {address.text}.", fix="Stop it, or choose another address."
     )
+
+
+def require_own_front(sock: socket.socket, address: FrontAddress) -> None:
+    """Looks who listens on a unix socket: this user, or root. Root itself may talk to anybody's.
+
+    A front listens in a folder of its user alone, but a path below one that all may write to (`/tmp`) can be
+    taken by somebody else before it, and weights would go to them.
+
+    Raises:
+        EngineError: it is another user's.
+    """
+    if not address.path or not hasattr(socket, "SO_PEERCRED"):
+        return
+    _, owner, _ = _CREDENTIALS.unpack(
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    if os.getuid() not in (0, owner) and owner != 0:
+        raise EngineError(
+            f"The front {address.text} is another user's.",
+            f"User {owner} listens there, and this process, user {os.getuid()}, would send weights to them.",
+            "Run trainer and engine as the same user, and use a folder that is yours alone.",
+        )
 
 
 def _bad(text: str, why: str) -> EngineError:

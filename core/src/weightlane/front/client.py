@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from weightlane import messages
 from weightlane.errors import EngineDeadError, EngineError, ProtocolError, SyncTimeoutError
-from weightlane.front.address import key_for, parse_address
+from weightlane.front.address import key_for, parse_address, require_own_front
 from weightlane.front.endpoint import MessageEndpoint
 from weightlane.front.frames import MAX_FRAME_BYTES, connection_of, prove_key_to_server, receive_frame
 
@@ -95,6 +95,7 @@ class FrontEndpoint(MessageEndpoint):
             undo.callback(sock.close)
             sock.settimeout(max(0.1, deadline - time.monotonic()))
             sock.connect(self._where.target)
+            require_own_front(sock, self._where)
             connection = connection_of(sock, stall_seconds=_STALL_SECONDS)
             undo.callback(connection.close)
             if self._key is not None:

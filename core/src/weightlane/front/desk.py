@@ -40,17 +40,19 @@ class _ByValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=_BY_
 
 
 class FrontDesk:
-    """Answers front requests for one engine and keeps its gate.
+    """Answers front requests for one engine and works its gate.
 
     Args:
         engine: whose front this is.
         origin: how it names itself in errors.
+        gate: the one of the engine, where it may have several desks in its life: each lane's end must not
+            take along what is known of its weights. None makes one.
     """
 
-    def __init__(self, engine: FrontEngine, *, origin: str) -> None:
+    def __init__(self, engine: FrontEngine, *, origin: str, gate: ServingGate | None = None) -> None:
         self._engine = engine
         self._origin = origin
-        self._gate = ServingGate()
+        self._gate = gate or ServingGate()
         self._backend = ""
         # The sync that is open on the workers, if generation goes on, or is held by the engine itself.
         self._beside: GateSync | None = None

@@ -114,8 +114,7 @@ class AdapterTurnover:
 
     def _learn(self, told: ServedAdapters, seconds: float) -> None:
         self._kept = frozenset(ref.name for ref in told.kept)
-        served = [ref.name for ref in told.adapters]
-        self._calls.with_requests("admit", lambda requests: requests.admit_only(served), seconds)
+        self._calls.admit_adapters([ref.name for ref in told.adapters], seconds)
 
     def _busy(self, seconds: float) -> set[str]:
         kept = self._kept

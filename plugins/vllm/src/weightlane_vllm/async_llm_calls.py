@@ -16,12 +16,13 @@ from weightlane_vllm.running_requests import Ran, RunningRequests, running_reque
 from weightlane_vllm.served_adapters import chosen_adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 
     from weightlane.adapters import AdapterRef
 
 _T = TypeVar("_T")
 _MODES: tuple[PauseMode, ...] = get_args(PauseMode)
+_OUTPUT_SECONDS = 0.01
 
 
 class AsyncLlmCalls:
@@ -68,6 +69,17 @@ class AsyncLlmCalls:
             return replies
 
         return self._driver.run(what, call, seconds)
+
+    def publishing_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
+        """As any other: the engine pauses, or the adapter's turnover sees to the cache."""
+        return self.collective_rpc(what, method, arguments, seconds)
+
+    def require_idle(self, seconds: float) -> None:
+        """Never refuses: its requests run on, and a pause or the turnover of adapters is planned for them."""
+
+    def admit_adapters(self, names: Collection[str], seconds: float) -> None:
+        """On the event loop."""
+        self.with_requests("admit", lambda requests: requests.admit_only(names), seconds)
 
     def with_requests(self, what: str, function: Callable[[RunningRequests], _T], seconds: float) -> _T:
         """`function` of the requests that run, on the event loop."""
@@ -159,13 +171,31 @@ class AsyncLlmCalls:
         """vLLM's own pause: the call ends once no request runs (`wait`, `abort`) or none is stepped (`keep`).
 
         The caches are left: they are emptied once the new weights are there, and not before.
+
+        With `wait`, vLLM itself waits for the requests that run and not for those that it has preempted: they
+        queue again with the tokens that they have, and would go on with the new weights (0.27.1 and 0.32.0,
+        `Scheduler.get_num_unfinished_requests`). So it is let go on until none of them is left; whatever it
+        takes up meanwhile is waited for as well.
         """
 
         async def call(engine: Any) -> None:
             self._requests.paused = True
             await engine.pause_generation(mode=mode, clear_cache=False)
+            while mode == "wait" and await self._any_half_done(engine):
+                await engine.resume_generation()  # its next step takes up those that it preempted first
+                await asyncio.sleep(_OUTPUT_SECONDS)
+                await engine.pause_generation(mode=mode, clear_cache=False)
 
         self._driver.run(f"pause_generation ({mode})", call, seconds)
+
+    async def _any_half_done(self, engine: Any) -> bool:
+        """Whether a request has tokens and has not ended, once all outputs before the pause are noted."""
+        outputs = getattr(engine.engine_core, "outputs_queue", None)
+        idle = False
+        while not idle:
+            idle = outputs is None or outputs.empty()
+            await asyncio.sleep(_OUTPUT_SECONDS)  # after it too: what was taken off last is noted in parts
+        return bool(self._requests.half_done())
 
     def resume(self, seconds: float) -> None:
         """Lets generation go on."""

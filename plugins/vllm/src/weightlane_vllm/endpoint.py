@@ -9,6 +9,7 @@ from weightlane.errors import EngineError
 from weightlane.front.client import FrontEndpoint
 from weightlane.front.desk import FrontDesk
 from weightlane.front.endpoint import LocalEndpoint
+from weightlane.front.gate import ServingGate
 from weightlane_vllm.eras import reference_here
 from weightlane_vllm.front_engine import LlmFrontEngine
 from weightlane_vllm.general_plugin import FRONT_ADDRESS
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from weightlane.agent import WorkerAgent
     from weightlane.contexts import RolloutTarget
     from weightlane.endpoint import EngineEndpoint
+
+_GATE = "_weightlane_gate"
 
 
 def open_endpoint(target: RolloutTarget, timeout_seconds: float) -> EngineEndpoint:
@@ -54,7 +57,8 @@ class LlmEndpoint(LocalEndpoint):
         self._llm = llm
         self._engine = LlmFrontEngine(llm, backend=reference_here(), start_seconds=timeout_seconds)
         self._open = True
-        super().__init__(FrontDesk(self._engine, origin=address), address, timeout_seconds)
+        desk = FrontDesk(self._engine, origin=address, gate=gate_of(llm))
+        super().__init__(desk, address, timeout_seconds)
 
     def local_agent(self) -> WorkerAgent:
         """The agent of the only worker, where vLLM runs it in this process.
@@ -80,3 +84,15 @@ class LlmEndpoint(LocalEndpoint):
         if self._open:
             self._open = False
             self._engine.detach()
+
+
+def gate_of(engine: Any) -> ServingGate:
+    """The one gate of an engine object; it lives on the engine itself, since lanes come and go.
+
+    What one lane has left half-written, no endpoint of another may generate from.
+    """
+    gate: ServingGate | None = vars(engine).get(_GATE)
+    if gate is None:
+        gate = ServingGate()
+        setattr(engine, _GATE, gate)
+    return gate

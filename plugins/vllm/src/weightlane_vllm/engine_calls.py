@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from weightlane.adapters import AdapterRef
 
@@ -65,6 +65,15 @@ class EngineCalls(Protocol):
 
     def collective_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
         """One call of a worker method on every worker; `what` names it in errors."""
+
+    def publishing_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
+        """The same for a message that publishes: nothing is generated before stale prefixes are gone."""
+
+    def require_idle(self, seconds: float) -> None:
+        """Raises EngineError where requests are left in an engine that nothing could pause for them."""
+
+    def admit_adapters(self, names: Collection[str], seconds: float) -> None:
+        """From now on a request that names an adapter of ours names one of these, or is refused."""
 
     def generate(self, asked: Asked, seconds: float) -> list[Made]:
         """Generates to the end, in the order of the prompts.

@@ -9,10 +9,11 @@ import msgspec
 from weightlane import failures, messages
 from weightlane.errors import EngineError
 from weightlane.generation_lengths import require_lengths
-from weightlane_vllm.engine_calls import AGENT_METHOD, Asked, Made
+from weightlane_vllm.engine_calls import ADAPTERS_METHOD, AGENT_METHOD, Asked, Made
 from weightlane_vllm.facts import ENCODES, KV_CACHE_ALONE, PAUSES, SAMPLE_VERSIONS, WEIGHT_VERSION
 from weightlane_vllm.opened_engine import WORKER_EXTENSION_CLASS, calls_on
 from weightlane_vllm.routes import Routes
+from weightlane_vllm.served_adapters import agreed
 from weightlane_vllm.sleep_calls import EngineMemory
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["WORKER_EXTENSION_CLASS", "LlmFrontEngine"]
 
 _SYNC_STARTS = frozenset({"receive", "begin-inline", "receive-disk"})
+_ADAPTERS_CHANGE = frozenset({"receive", "receive-disk", "finish-inline", "publish", "cancel", "detach"})
 _GENERATE_SECONDS = 600.0
 _VERSION_SECONDS = 60.0
 _ASK_SECONDS = 60.0
@@ -50,6 +52,7 @@ class LlmFrontEngine:
     def __init__(self, llm: Any, *, backend: str, start_seconds: float) -> None:
         self._calls = calls_on(llm)
         self._turnover: AdapterTurnover | None = None
+        self._guards = False
         facts = None
         for reply in self.call_workers(messages.encode(messages.Describe(backend)), start_seconds):
             answer: messages.AgentReply = messages.decode(reply, messages.AgentReply, sender="a worker")
@@ -66,6 +69,9 @@ class LlmFrontEngine:
             raise EngineError("No worker of the engine told facts of itself.")
         self._facts = self._with_own_facts(facts)
         self._turnover = self._make_turnover(start_seconds)
+        self._guards = self._turnover is None and self._adapter_asked("") is not None
+        if self._guards:
+            self._admit_served(start_seconds)
         self._sleeps = facts.launch_arguments.get("enable_sleep_mode") == "true"
         self._memory = EngineMemory(self._calls, cache_alone=facts.attributes.get(KV_CACHE_ALONE, False))
         self._routes = Routes(self._calls, self._turnover, self._memory)
@@ -79,13 +85,17 @@ class LlmFrontEngine:
         """One encoded reply per worker, in rank order; a publish that all accept also labels the engine."""
         kind = msgspec.msgpack.decode(message, type=_Kind)
         publishes = kind.type == "publish"
+        if kind.type in _SYNC_STARTS:
+            self._calls.require_idle(timeout_seconds)
         if self._turnover and publishes:
             self._turnover.before_publish(timeout_seconds)
         elif self._turnover and kind.type in _SYNC_STARTS:
             self._turnover.release_idle(timeout_seconds)
-        replies: list[bytes] = self._calls.collective_rpc(
-            kind.type, AGENT_METHOD, (message,), timeout_seconds
-        )
+        renews = publishes and self._guards
+        rpc = self._calls.publishing_rpc if renews else self._calls.collective_rpc
+        replies: list[bytes] = rpc(kind.type, AGENT_METHOD, (message,), timeout_seconds)
+        if self._guards and kind.type in _ADAPTERS_CHANGE:
+            self._admit_served(timeout_seconds)
         if publishes and all(_kind(reply) != "failure" for reply in replies):
             if self._turnover:
                 self._turnover.after_publish(timeout_seconds)
@@ -157,6 +167,15 @@ class LlmFrontEngine:
         from weightlane_vllm.adapter_turnover import AdapterTurnover
 
         return AdapterTurnover(self._calls, seconds)
+
+    def _admit_served(self, seconds: float) -> None:
+        """Requests to an `LLM` that name an adapter which its workers do not all serve are refused."""
+        answers = self._calls.collective_rpc("adapters", ADAPTERS_METHOD, (), seconds)
+        try:
+            served = [ref.name for ref in agreed(answers).adapters]
+        except EngineError:
+            served = []  # the sync that left them so tells it; generations through us ask again
+        self._calls.admit_adapters(served, seconds)
 
     def _label(self, version: int) -> None:
         """Labels what is sampled, unless requests run on: each names the version of its adapter by itself."""

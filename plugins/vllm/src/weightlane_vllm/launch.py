@@ -210,7 +210,7 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
 def _serve_note(start: FrontStart) -> str:
     words = ("env", *(f"{name}={value}" for name, value in serve_environment(start).items()))
     command = shlex.join((*words, *serve_command(start))).replace("'$MODEL'", '"$MODEL"')
-    return f"As vLLM's OpenAI server instead: {command}"
+    return f"As vLLM's OpenAI server instead, in the same environment: {command}"
 
 
 def _sleep_notes(release: Sequence[MemoryTag]) -> tuple[str, ...]:

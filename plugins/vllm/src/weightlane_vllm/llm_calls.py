@@ -8,10 +8,12 @@ from weightlane.errors import EngineError
 from weightlane_vllm.driver import LlmDriver
 from weightlane_vllm.engine_calls import ADAPTERS_METHOD, Asked, Made, PauseMode
 from weightlane_vllm.lora_request import lora_request
+from weightlane_vllm.routes import require_reset
+from weightlane_vllm.running_requests import running_requests_of
 from weightlane_vllm.served_adapters import chosen_adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
 class LlmCalls:
@@ -19,7 +21,7 @@ class LlmCalls:
 
     def __init__(self, llm: Any) -> None:
         self._engine = llm.llm_engine
-        self._published: int | None = None
+        self._requests = running_requests_of(llm)
         self._driver = LlmDriver(llm, name=f"vLLM engine of {llm.llm_engine.model_config.model}")
 
     @property
@@ -49,6 +51,46 @@ class LlmCalls:
 
         return self._driver.run(what, call, seconds)
 
+    def publishing_rpc(self, what: str, method: str, arguments: tuple[Any, ...], seconds: float) -> list[Any]:
+        """In one job with the reset of the prefix cache: no generation can come between.
+
+        What was generated since the last bucket came is in that cache: with `stage` and `commit` apart, or
+        beside a sync that holds nothing back. A trainer that began anew publishes a version again, and under
+        its name the cache would hold what the adapter of that name before had made.
+
+        Raises:
+            EngineError: beside what every call raises, the cache was not reset.
+        """
+
+        def call(llm: Any) -> list[Any]:
+            replies: list[Any] = llm.collective_rpc(method, args=arguments)
+            require_reset(bool(llm.reset_prefix_cache()))
+            return replies
+
+        return self._driver.run(what, call, seconds)
+
+    def require_idle(self, seconds: float) -> None:
+        """Between two jobs no call of ours generates, so that what is left was queued by the owner.
+
+        An engine core of its own steps on by itself: a request would begin with one version and end, before
+        anybody looks, with another (`LLM.enqueue`, `LLMEngine.add_request`).
+
+        Raises:
+            EngineError: beside what every call raises, requests have not ended.
+        """
+        left = self._driver.run("a look at requests", lambda _: self._requests.unended(), seconds)
+        if left:
+            raise EngineError(
+                f"{left} request{'s are' if left > 1 else ' is'} queued in this vLLM LLM.",
+                "It cannot hold them back, and they would be answered by two versions.",
+                "Collect them before the sync (llm.wait_for_completion()), or use AsyncLLM.",
+            )
+
+    def admit_adapters(self, names: Collection[str], seconds: float) -> None:
+        """Refused by the owner's own `generate` too: vLLM steps on over a request that it cannot load."""
+        del seconds
+        self._requests.admit_only(names)
+
     def generate(self, asked: Asked, seconds: float) -> list[Made]:
         """In one job with the question for adapters: no sync can come between."""
 
@@ -58,7 +100,7 @@ class LlmCalls:
                 adapter = chosen_adapter(llm.collective_rpc(ADAPTERS_METHOD), asked.adapter)
             named = lora_request(adapter) if adapter else None
             outputs = llm.generate(asked.prompts, asked.parameters, use_tqdm=False, lora_request=named)
-            return [Made(output, adapter, self._published) for output in outputs]
+            return [Made(output, adapter, self._requests.published) for output in outputs]
 
         return self._driver.run("generate", run, seconds)
 
@@ -69,7 +111,7 @@ class LlmCalls:
     def published(self, version: int, seconds: float) -> None:
         """Notes what is published."""
         del seconds
-        self._published = version
+        self._requests.published = version
 
     def reset_prefix_cache(self, seconds: float) -> bool:
         """Empties the prefix cache."""

@@ -64,10 +64,10 @@ class Routes:
         return known(seconds)
 
     def _reset(self, seconds: float) -> str:
-        return _require_reset(self._calls.reset_prefix_cache(seconds))
+        return require_reset(self._calls.reset_prefix_cache(seconds))
 
     def _reset_of_running(self, seconds: float) -> str:
-        return _require_reset(self._calls.reset_prefix_cache_of_running(seconds))
+        return require_reset(self._calls.reset_prefix_cache_of_running(seconds))
 
     def _reset_encoder(self, seconds: float) -> str:
         self._calls.reset_encoder_cache(seconds)
@@ -100,7 +100,8 @@ class Routes:
         return "aborted"
 
 
-def _require_reset(done: bool) -> str:
+def require_reset(done: bool) -> str:
+    """What was done, in a word; raises EngineError where vLLM says that it was not."""
     if not done:
         raise EngineError(
             "vLLM did not reset its prefix cache.",

@@ -1,7 +1,8 @@
-"""The requests that an `AsyncLLM` has not ended: which adapter each names, and when each ran.
+"""The requests that an engine has not ended: which adapter each names, and when each ran.
 
 An adapter that is removed while a request names it ends the engine core: the next step loads what requests
-name, finds nothing and raises (vLLM 0.27.1 and 0.32.0). So a request that names an adapter of ours which no
+name, finds nothing and raises (vLLM 0.27.1 and 0.32.0); an `LLM` without a core of its own tries it again and
+never ends. So a request that names an adapter of ours which no
 worker holds is refused where it is registered, before the engine core hears of it, as vLLM refuses an invalid
 one. This takes the place of one method of one object and goes once vLLM itself refuses unknown adapters.
 """
@@ -38,7 +39,10 @@ class Ran:
 
 
 class RunningRequests:
-    """One for each `AsyncLLM`, for as long as that lives; used in the thread of its event loop alone."""
+    """One for each `AsyncLLM` or `LLM`, for as long as that lives.
+
+    Used in one thread alone: that of an `AsyncLLM`'s event loop, or the one that calls an `LLM` just now.
+    """
 
     def __init__(self, engine: Any) -> None:
         self._engine = weakref.ref(engine)
@@ -57,6 +61,16 @@ class RunningRequests:
         """Those that name another adapter of ours than these."""
         return [number for number, name in self._adapters() if name not in names]
 
+    def unended(self) -> int:
+        """How many there are, in the engine core or on their way from it."""
+        return len(self._processor().request_states)
+
+    def half_done(self) -> list[str]:
+        """Those that have tokens and have not ended, be they scheduled or preempted."""
+        return [
+            number for number, state in self._processor().request_states.items() if not state.is_prefilling
+        ]
+
     def admit_only(self, names: Collection[str]) -> None:
         """From now on a request that names an adapter of ours names one of these, or is refused."""
         self._admitted = frozenset(names)
@@ -71,7 +85,7 @@ class RunningRequests:
         engine = self._engine()
         if engine is None:
             raise AssertionError("whoever asks holds the engine")
-        return engine.output_processor
+        return getattr(engine, "llm_engine", engine).output_processor
 
     def _guard(self) -> None:
         """Idempotent: an object is guarded once."""
@@ -104,7 +118,7 @@ class RunningRequests:
 
 
 def running_requests_of(engine: Any) -> RunningRequests:
-    """The one of an `AsyncLLM`; it lives on the engine itself, since several lanes may come and go."""
+    """The one of an `AsyncLLM` or `LLM`; it lives on the engine itself, since lanes come and go."""
     requests: RunningRequests | None = vars(engine).get(_ATTRIBUTE)
     if requests is None:
         requests = RunningRequests(engine)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightlane.buckets import BucketLayout
     from weightlane.errors import Problem
     from weightlane.messages import WireTensor
     from weightlane.ring_file import PrivateFile
@@ -55,6 +56,9 @@ class LoadsWeights(Protocol):
     def trace(self, tensors: Sequence[WireTensor]) -> PlacementTable:
         """One load without data."""
 
+    def tied(self) -> Mapping[str, str]:
+        """Checkpoint tensors that the model reads through another one, and that one."""
+
     def live_tensors(self) -> Mapping[str, Tensor]:
         """The model's tensors now."""
 
@@ -83,6 +87,8 @@ class TransferReceiver:
         self._file: PrivateFile | None = None
         self._table: PlacementTable | None = None
         self._wire: dict[str, str] = {}
+        self._tied: dict[str, str] = {}
+        self._values: dict[str, str] = {}
         self._next: int | None = None
         self._check: ReadBackCheck | None = None
         self._was_read_back = False
@@ -113,6 +119,8 @@ class TransferReceiver:
             raise PlanError(problems)
         self._file = map_private_file(_of_a_sender(init_info.path), layout.nbytes)
         self._layout, self._table, self._was_read_back = layout, table, False
+        names = {item.name for item in layout.tensors}
+        self._tied = {name: owner for name, owner in self._engine.tied().items() if name in names}
         self._wire = {source.canonical: source.wire for source in table.sources}
 
     def start(self) -> None:
@@ -125,7 +133,7 @@ class TransferReceiver:
 
         table = self._require_announced()[1]
         self._engine.begin(0)
-        self._next = 0
+        self._next, self._values = 0, {}
         self._check = None if self._was_read_back else ReadBackCheck(table, origin=self._origin)
 
     def receive(self, update_info: TransferUpdate) -> None:
@@ -152,7 +160,8 @@ class TransferReceiver:
         """Ends the session and, the first time, reads back what was loaded.
 
         Raises:
-            SyncError: buckets are missing.
+            SyncError: buckets are missing, or a tensor that the model reads through another came with values
+                of its own, which are lost.
             VerificationError: elements are not where they were written.
         """
         layout = self._require_announced()[0]
@@ -163,6 +172,7 @@ class TransferReceiver:
                 f"{arrived or 0} of {len(layout.buckets)} buckets were loaded.",
                 "Start the update again; until one succeeds the weights are of two versions.",
             )
+        self._require_tied()
         self._engine.finish(0)
         if self._check is not None:
             self._check.require_equal(self._engine.live_tensors())
@@ -173,6 +183,24 @@ class TransferReceiver:
         if self._file is not None:
             self._file.close()
         self._file = self._layout = self._table = self._next = None
+
+    def _note_tied(self, layout: TransferLayout, bucket: BucketLayout, memory: memoryview) -> None:
+        compared = {*self._tied, *self._tied.values()}
+        for entry in bucket.entries:
+            told = layout.tensors[entry.tensor]
+            if told.name in compared:
+                data = memory[entry.offset : entry.offset + entry.nbytes]
+                self._values[told.name] = f"{told.dtype} {xxhash.xxh3_64_hexdigest(data)}"
+
+    def _require_tied(self) -> None:
+        for name, owner in self._tied.items():
+            if self._values.get(name) != self._values.get(owner):
+                raise SyncError(
+                    f"{name} and {owner} came to {self._origin} with different values.",
+                    f"The engine was started from a checkpoint that ties them, and reads {owner} for both.",
+                    "Tie them in the trainer, or start the engine from an untied checkpoint; until an update "
+                    "succeeds its weights are no version.",
+                )
 
     def _require_announced(self) -> tuple[TransferLayout, PlacementTable, PrivateFile]:
         if self._layout is None or self._table is None or self._file is None:
@@ -199,9 +227,11 @@ class TransferReceiver:
             raise SyncError(
                 f"Bucket {update.bucket} that {self._origin} reads is not what was sent.",
                 f"Its digest is {seen}, and the sender told {update.digest}.",
-                "Start the update again; nothing of this bucket was loaded.",
+                "Start the update again; nothing of it was loaded. If another sender was made since, "
+                "make this one anew: only the last is read.",
             )
         flat = torch.frombuffer(memory, dtype=torch.uint8) if bucket.nbytes else torch.empty(0).byte()
+        self._note_tied(layout, bucket, memory)
         for name, view in unpack_bucket(flat, bucket, layout.tensors):
             if name in self._wire:
                 yield self._wire[name], view

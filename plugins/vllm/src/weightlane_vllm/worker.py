@@ -16,6 +16,7 @@ from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane_vllm.adapter_refusals import adapter_problems
 from weightlane_vllm.adapter_shelf import shelf_of
 from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, worker_facts
+from weightlane_vllm.foreign_writes import foreign_writes_of
 from weightlane_vllm.mapper import read_rules, renamed_prefixes
 from weightlane_vllm.names import is_taken, resolve
 from weightlane_vllm.namespace import Namespace
@@ -51,6 +52,7 @@ class VllmWorkerEngine:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._sleep = watch_of(worker)
+        self._foreign = foreign_writes_of(worker)
         self._traced = TracedNames()
         self._loading = WeightLoading(worker)
         self._asked: tuple[object, tuple[ExpectedTensor, ...]] | None = None
@@ -101,6 +103,10 @@ class VllmWorkerEngine:
         self._traced.add(incarnation_of(model), load.table, load.routes)
         return load.table
 
+    def tied(self) -> Mapping[str, str]:
+        """Checkpoint tensors that the live model reads through another one, and that one."""
+        return {item.name: item.tied_to for item in self.describe().expected if item.tied_to}
+
     def live_tensors(self) -> Mapping[str, Tensor]:
         """Parameters and buffers of the live model, under every name that they have."""
         from weightlane_vllm.tracing import live_tensors_of
@@ -143,8 +149,8 @@ class VllmWorkerEngine:
         return self._sleep.released()
 
     def why_not_whole(self) -> str:
-        """Weights that were let go without a copy are lost until a full sync has written them."""
-        return self._sleep.why_lost()
+        """Weights that were let go without a copy, or that others wrote, are none until a full sync."""
+        return self._sleep.why_lost() or self._foreign.why_unknown()
 
     def load_problems(self) -> list[Problem]:
         """What stands against any load of whole weights: features of the engine, and no path to load by."""
@@ -183,6 +189,7 @@ class VllmWorkerEngine:
 
             torch.cuda.synchronize(self._worker.device)
         self._sleep.rewritten()
+        self._foreign.rewritten()
 
     def publish(self, version: int) -> None:
         """The version label belongs to the engine core, which the front sets; a worker has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from weightlane.lane import Lane
 
 PROMPT = [17, 250, 33, 8, 120, 64, 3]
+LONG = [(7 * place + 3) % 512 for place in range(200)]
+"""More than one block of the prefix cache, which is 128 tokens on a CPU."""
 TOKENS = 8
 
 
@@ -96,6 +99,8 @@ def sync_adapters(llm: Any, folder: str) -> dict[str, Any]:
                 seen["failed"] = fails_in_the_middle(owner, policy, lane)
                 seen["dropped"] = is_dropped(owner, policy, lane)
             seen[f"{swap}-wrong"] = wrong_loads(owner, policy, lane)
+    with mock.patch.object(sys.modules[__name__], "PROMPT", LONG):
+        seen["beside"] = beside_the_lane(owner, folder)
     policy = Policy(folder, rank_pattern={"q_proj": 2}, alpha_pattern={"q_proj": 12, "up_proj": 2})
     with open_lane(owner, policy) as lane:
         seen["patterns"] = one_sync(owner, policy, lane, 1)
@@ -152,6 +157,28 @@ def raised(function: Callable[[], Any]) -> str:
     except Exception as error:  # noqa: BLE001 - told to the test
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def beside_the_lane(owner: Owner, folder: str) -> dict[str, Any]:
+    """What the owner of the engine does between the steps of a lane, or past it."""
+    policy = Policy(folder)
+    with open_lane(owner, policy) as lane:
+        lane.sync(version=1)
+        old, served = lane.adapter_ref(), policy.says()
+    policy.train()
+    with open_lane(owner, policy) as lane:
+        lane.stage(version=1)  # a trainer that began anew: the name is in use
+        seen: dict[str, Any] = {"old_serves": distance(served, owner.says(old))}
+        lane.commit()
+        seen["published_again"] = distance(policy.says(), owner.says(lane.adapter_ref()))
+        seen["reload"] = raised(lambda: owner.llm.collective_rpc("reload_weights"))
+        policy.train()
+        report = lane.sync(version=2)
+        seen["phases"] = [phase.phase.value for phase in report.phases]
+        seen["after_the_reload"] = distance(policy.says(), owner.says(lane.adapter_ref()))
+        seen["gone"] = raised(lambda: owner.says(old))
+        seen["then"] = distance(policy.says(), owner.says(lane.adapter_ref()))
+    return seen
 
 
 def fails_in_the_middle(owner: Owner, policy: Policy, lane: Lane) -> dict[str, Any]:

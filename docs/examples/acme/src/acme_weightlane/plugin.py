@@ -73,8 +73,12 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
     from acme_weightlane.worker import AcmeFront
     from weightlane.front.desk import FrontDesk
     from weightlane.front.endpoint import LocalEndpoint
+    from weightlane.front.gate import ServingGate
 
-    desk = FrontDesk(AcmeFront(context.target.handle), origin="acme in this process")
+    engine = context.target.handle
+    # The engine's own: what one lane left half-written, no endpoint of the next may generate from.
+    gate = vars(engine).setdefault("_weightlane_gate", ServingGate())
+    desk = FrontDesk(AcmeFront(engine), origin="acme in this process", gate=gate)
     return LocalEndpoint(desk, "acme in this process", context.timeout_seconds)
 
 
