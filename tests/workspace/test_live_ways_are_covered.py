@@ -1,4 +1,4 @@
-"""What live tests of vLLM say that they show: every pair in every run, every way in long runs, and `WAYS.md`."""
+"""Live tests of vLLM say that they show every pair in every run and every way in long runs; `WAYS.md`."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ class Way:
 
 
 def cases(*ways: Way) -> pytest.MarkDecorator:
-    values = [
-        pytest.param(way, id=way.name, marks=[*way.marks, *live_ways.shown(way.kind)]) for way in ways
-    ]
+    values = [pytest.param(way, id=way.name, marks=[*way.marks, *live_ways.shown(way.kind)]) for way in ways]
     return pytest.mark.parametrize("way", values)
 
 

@@ -1,7 +1,8 @@
 """Every mode, from either trainer, into every place that vLLM is driven in, at both sizes: `WAYS.md`.
 
-One engine a test; its lanes follow one another, and each leaves a base there that the next one's trainer does
-not have. Prompts are longer than a block of the prefix cache, and the same at each sync: a stale hit would show.
+One engine a test; its lanes follow one another, and each leaves a base there that the next one's trainer
+does not have. Prompts are longer than a block of the prefix cache, and the same at each sync: a stale hit
+would show.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import weightlane_fsdp
 from live_ways import MODELS, PLACES, TENSOR_PARALLEL, Way, shown
 from openai_server import start_openai
 
 import weightlane
+import weightlane_fsdp
 import weightlane_vllm
 from weightlane.adapters import AdapterRef
 from weightlane.front.client import FrontEndpoint
@@ -71,7 +72,8 @@ class Engine:
 
 def value(engine: Engine) -> Any:
     ways = [
-        Way(engine.place, engine.model, engine.tensor_parallel, mode, trainer) for mode, trainer in engine.lanes
+        Way(engine.place, engine.model, engine.tensor_parallel, mode, trainer)
+        for mode, trainer in engine.lanes
     ]
     name = f"{engine.place.replace(' ', '-')}-{engine.model}-tp{engine.tensor_parallel}"
     name += "" if engine.marks else "-pairs"
@@ -124,7 +126,9 @@ def into_own(engine: Engine, model: Path, python: Path) -> list[list[SyncParity]
     ]
     words = [str(PROGRAM), OWN[engine.place], str(model), str(engine.tensor_parallel), str(SYNCS), *lanes]
     environment = dict(front_environment(FrontStart(str(model), "", "cpu", engine.tensor_parallel)))
-    folders = [str(Path(package.__file__).parents[1]) for package in (weightlane, weightlane_vllm, weightlane_fsdp)]
+    folders = [
+        str(Path(package.__file__).parents[1]) for package in (weightlane, weightlane_vllm, weightlane_fsdp)
+    ]
     environment["PYTHONPATH"] = ":".join(folders)
     with RankGroup(words, engine.ranks, environment=environment, python=str(python)) as group:
         outcomes = group.wait(SECONDS, after_a_failure=60.0)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
 
+
 def way(tensor_parallel: int, mode: str, trainer: str) -> Way:
     return Way("our front", "real", tensor_parallel, mode, trainer)
 

@@ -15,6 +15,7 @@ from weightlane_vllm.launch import FrontStart, front_environment
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
+
 def ways(place: str, *modes: str, version: str = NEWEST) -> list[Way]:
     return [Way(place, "tiny", 1, mode, "torch", version) for mode in modes]
 

@@ -275,7 +275,7 @@ def parse(words: Sequence[str] | None = None) -> Arguments:
 
 @contextmanager
 def joined_ranks() -> Iterator[None]:
-    """The process group of all ranks, where there are several, until the block ends; one that is there stays."""
+    """The process group of all ranks, where there are several, until the block ends; another's stays."""
     found = dist.is_initialized()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=_GROUP_SECONDS))

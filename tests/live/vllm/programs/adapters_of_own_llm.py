@@ -74,7 +74,10 @@ class Owner:
 
         parameters = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=0, detokenize=False)
         (output,) = self.llm.generate(
-            [{"prompt_token_ids": PROMPT}], parameters, use_tqdm=False, lora_request=lora_request(ref) if ref else None
+            [{"prompt_token_ids": PROMPT}],
+            parameters,
+            use_tqdm=False,
+            lora_request=lora_request(ref) if ref else None,
         )
         tokens, rows = list(output.outputs[0].token_ids), output.outputs[0].logprobs
         return tokens, [rows[place][token].logprob for place, token in enumerate(tokens)]

@@ -2,9 +2,9 @@
 
 python parity_into_own_engine.py PLACE MODEL TENSOR_PARALLEL SYNCS LANE...
 
-PLACE is `in-process`, `multiprocess` (both an `LLM`) or `async` (an `AsyncLLM`). Each LANE is one word: options
-of `weightlane.testing.parity`. With `in-process` the engine core runs in rank 0, which is then the only one:
-vLLM takes the process group that it finds there for its own.
+PLACE is `in-process`, `multiprocess` (both an `LLM`) or `async` (an `AsyncLLM`). Each LANE is one word:
+options of `weightlane.testing.parity`. With `in-process` the engine core runs in rank 0, which is then the
+only one: vLLM takes the process group that it finds there for its own.
 """
 
 from __future__ import annotations
@@ -44,16 +44,15 @@ def main() -> int:
     common = ["--model", model, "--engine", "vllm", "--url", parity.IN_PROCESS, "--syncs", syncs]
     open_engine = of_async_class if place == "async" else of_class
     # The engine first: its processes are forks, and must not be those of a rank that has joined the others.
-    with open_engine(engine_arguments) if os.environ["RANK"] == "0" else nullcontext() as engine:
-        with parity.joined_ranks():
-            held = [parity.run(parity.parse([*common, *shlex.split(lane)]), engine) for lane in lanes]
+    owned = open_engine(engine_arguments) if os.environ["RANK"] == "0" else nullcontext()
+    with owned as engine, parity.joined_ranks():
+        held = [parity.run(parity.parse([*common, *shlex.split(lane)]), engine) for lane in lanes]
     return 0 if all(held) else 1
 
 
 def register_sharded_trainer() -> None:
     """vLLM's environment holds no distribution of the `fsdp` trainer: its module is on PYTHONPATH alone."""
     import weightlane_fsdp.plugin
-
     from weightlane.registry import get_registry
 
     get_registry().register(weightlane_fsdp.plugin, name="fsdp")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PLACES = ("in-process LLM", "multiprocess LLM", "AsyncLLM", "our front", "OpenAI server")
 """An engine object of rank 0 (the first three), `python -m weightlane_vllm.server`, or vLLM's own server."""
 MODES = ("full", "merged", "two_slot", "paused")
-"""The lane's mode; mode adapter by its swap policy. There the first sync brings the base before the adapter."""
+"""The lane's mode; mode adapter by its swap policy: its first sync brings the base, then the adapter."""
 TRAINERS = ("torch", "fsdp")
 MODELS = ("tiny", "real")
 """A Qwen3 of two layers, and SmolLM2-135M (at TP 2 in its folder for that)."""

@@ -70,7 +70,7 @@ class OpenAi:
 def start_openai(
     python: Path, model: Path, log: Path, *, tensor_parallel: int = 1, older: str = ""
 ) -> Iterator[OpenAi]:
-    """The server on a model with a tokenizer; the block's end ends it. `older` is the folder of another vLLM."""
+    """The server on a model with a tokenizer, until the block ends. `older` is the folder of another vLLM."""
     paths = {"PYTHONPATH": os.pathsep.join(filter(None, (older, os.environ.get("PYTHONPATH", ""))))}
     found = subprocess.run([python, "-c", _ENTRY], capture_output=True, text=True, check=True).stdout
     assert "weightlane" in found, "install weightlane-vllm anew: its entry point for vLLM is not there"

@@ -1,21 +1,21 @@
-"""A model with an audio encoder in an engine of this very process: what it hears after its weights changed.
+"""A model with an audio encoder in an `LLM` of this process: what it hears after its weights changed.
 
-python encoders_of_own_engine.py FOLDER ANSWER CLASS     (CLASS: llm or async)
+python encoders_of_own_llm.py FOLDER ANSWER
 
-The sound is the same each time, so that vLLM's encoder cache holds what the old weights made of it. An audio
-model, because vision models of vLLM import torchvision, which a CPU build goes without.
+The sound is the same each time, so that vLLM's encoder cache holds what the old weights made of it. Weights
+go in by the model's own loader, since a lane asks transformers for a causal language model, which this is
+not; the caches are emptied by the calls of a lane's schedule. An audio model, because vLLM's vision models
+import torchvision, which a CPU build goes without.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+from typing import Any
 
-import numpy
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
@@ -27,10 +27,7 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-import weightlane as wl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from weightlane_vllm.requests import RESET_PREFIX_CACHE
 
 Said = tuple[list[int], list[float]]
 
@@ -39,7 +36,7 @@ PROMPT = [17, 250, AUDIO, 33, 8]
 TOKENS = 8
 RATE = 16_000
 WORDS = ("<|audio_bos|>", "<|audio_eos|>", "<|AUDIO|>")
-SOUND = numpy.random.default_rng(0).normal(size=RATE // 5).astype(numpy.float32)
+SOUND = np.random.default_rng(0).normal(size=RATE // 5).astype(np.float32)
 
 
 def make_checkpoint(folder: Path) -> Qwen2AudioForConditionalGeneration:
@@ -73,7 +70,9 @@ def make_checkpoint(folder: Path) -> Qwen2AudioForConditionalGeneration:
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
     # By hand: a release of transformers writes `language_model.model.model.`, which vLLM refuses.
-    save_file({published(name): tensor for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
+    save_file(
+        {published(name): tensor for name, tensor in model.state_dict().items()}, folder / "model.safetensors"
+    )
     words = {f"t{number}": number for number in range(512 - len(WORDS))}
     words |= {word: len(words) + number for number, word in enumerate(WORDS)}
     tokenizer = PreTrainedTokenizerFast(
@@ -129,56 +128,63 @@ class Listener:
         return ids[len(prompt) :], chosen
 
 
-def asked(output: Any) -> tuple[list[int], Said]:
-    """The prompt as the engine expanded it, and what it said."""
-    made = output.outputs[0]
-    rows = zip(made.logprobs, made.token_ids, strict=True)
-    said = (list(made.token_ids), [row[token].logprob for row, token in rows])
-    return list(output.prompt_token_ids), said
-
-
-def sampling() -> Any:
-    from vllm import SamplingParams
-
-    return SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=0, detokenize=False, ignore_eos=True)
-
-
-GIVEN = {"prompt_token_ids": PROMPT, "multi_modal_data": {"audio": (SOUND, RATE)}}
-
-
-@contextmanager
-def of_class(words: dict[str, Any]) -> Iterator[tuple[Any, Callable[[], Any], type]]:
-    from vllm import LLM
+def main() -> None:
+    folder, answer = Path(sys.argv[1]), Path(sys.argv[2])
+    listener = Listener(make_checkpoint(folder), folder)
+    from vllm import LLM, SamplingParams
 
     from weightlane_vllm.llm_calls import LlmCalls
+    from weightlane_vllm.routes import RESET_ENCODER_CACHE, Routes
+    from weightlane_vllm.sleep_calls import EngineMemory
 
-    llm = LLM(**words)
-    yield llm, lambda: llm.generate([GIVEN], sampling(), use_tqdm=False)[0], LlmCalls
+    llm = LLM(
+        model=str(folder),
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=2,
+        enforce_eager=True,
+        limit_mm_per_prompt={"audio": 1},
+        worker_extension_cls="weightlane_vllm.worker_extension.WeightlaneWorkerExtension",
+    )
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    calls = LlmCalls(llm)
+    routes = Routes(calls, None, EngineMemory(calls, cache_alone=False))
+    parameters = SamplingParams(
+        temperature=0.0, max_tokens=TOKENS, logprobs=0, detokenize=False, ignore_eos=True
+    )
 
+    def engine_says() -> tuple[list[int], Said]:
+        """The prompt as the engine expanded it, and what it said."""
+        given = {"prompt_token_ids": PROMPT, "multi_modal_data": {"audio": (SOUND, RATE)}}
+        (output,) = llm.generate([given], parameters, use_tqdm=False)
+        made = output.outputs[0]
+        rows = zip(made.logprobs, made.token_ids, strict=True)
+        chosen = [row[token].logprob for row, token in rows]
+        return list(output.prompt_token_ids), (list(made.token_ids), chosen)
 
-@contextmanager
-def of_async_class(words: dict[str, Any]) -> Iterator[tuple[Any, Callable[[], Any], type]]:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    from weightlane_vllm.async_llm_calls import AsyncLlmCalls
-    from weightlane_vllm.loop_thread import LoopThread
-
-    loop = LoopThread()
-    engine: Any = loop.call(lambda: AsyncLLM.from_engine_args(AsyncEngineArgs(**words)), 300.0)
-    numbers = iter(range(1000))
-
-    async def last() -> Any:
-        output = None
-        async for output in engine.generate(GIVEN, sampling(), f"asked-{next(numbers)}"):
-            pass
-        return output
-
-    try:
-        yield engine, lambda: loop.run(last(), 120.0), AsyncLlmCalls
-    finally:
-        loop.call(engine.shutdown, 60.0)
-        loop.close()
+    prompt, said = engine_says()
+    seen: dict[str, Any] = {
+        "encodes": bool(calls.config.model_config.is_multimodal_model),
+        "sound_tokens": prompt.count(AUDIO),
+        "before": off(said, listener.says(prompt)),
+        "updates": [],
+    }
+    for _ in range(3):
+        old = listener.says(prompt)
+        listener.train()
+        tensors = listener.model.state_dict()
+        worker.model_runner.get_model().load_weights(
+            (published(name), tensor.clone()) for name, tensor in tensors.items()
+        )
+        truth = listener.says(prompt)
+        update = {"moved": off(old, truth)}
+        routes.call(RESET_PREFIX_CACHE, 60.0)
+        update["prefix_cache_alone"] = off(engine_says()[1], truth)
+        routes.call(RESET_PREFIX_CACHE, 60.0)
+        update["told"] = routes.call(RESET_ENCODER_CACHE, 60.0)
+        update["both"] = off(engine_says()[1], truth)
+        seen["updates"].append(update)
+    answer.write_text(json.dumps(seen))
 
 
 def off(some: Said, other: Said) -> float:
@@ -186,45 +192,6 @@ def off(some: Said, other: Said) -> float:
     if some[0] != other[0]:
         return float("inf")
     return max(abs(a - b) for a, b in zip(some[1], other[1], strict=True))
-
-
-def main() -> None:
-    folder, answer, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    listener = Listener(make_checkpoint(folder), folder)
-    words: dict[str, Any] = {
-        "model": str(folder),
-        "dtype": "float32",
-        "max_model_len": 256,
-        "max_num_seqs": 2,
-        "enforce_eager": True,
-        "limit_mm_per_prompt": {"audio": 1},
-        "worker_extension_cls": "weightlane_vllm.worker_extension.WeightlaneWorkerExtension",
-    }
-    seen: dict[str, Any] = {}
-    with (of_async_class if kind == "async" else of_class)(words) as (engine, ask, calls):
-        prompt, said = asked(ask())
-        seen["sound_tokens"] = prompt.count(AUDIO)
-        seen["before"] = off(said, listener.says(prompt))
-        with wl.connect(
-            trainer=wl.trainer("torch", model=listener.model), rollout=[wl.rollout("vllm", engine=engine)]
-        ) as lane:
-            seen["coverage"] = lane.plan().replicas[0].coverage
-            seen["resets"] = "reset_encoder_cache" in str(lane.plan())
-            seen["syncs"] = []
-            for version in (1, 2, 3):
-                stale = listener.says(prompt)
-                listener.train()
-                lane.sync(version=version)
-                truth = listener.says(prompt)
-                seen["syncs"].append({"moved": off(stale, truth), "off": off(asked(ask())[1], truth)})
-            listener.train()
-            with mock.patch.object(calls, "reset_encoder_cache", return_value=None):
-                lane.sync(version=4)
-            truth = listener.says(prompt)
-            seen["without_the_reset"] = off(asked(ask())[1], truth)
-            lane.sync(version=5)
-            seen["with_it_again"] = off(asked(ask())[1], truth)
-    answer.write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":
