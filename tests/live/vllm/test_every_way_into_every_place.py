@@ -8,12 +8,12 @@ would show.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from live_ways import MODELS, PLACES, TENSOR_PARALLEL, Way, shown
+from live_ways import PLACES, TENSOR_PARALLEL, Way, shown
 from openai_server import start_openai
 
 import weightlane
@@ -48,10 +48,9 @@ class Engine:
     place: str
     model: str
     tensor_parallel: int
-    lanes: tuple[tuple[str, str], ...] = tuple(
-        (mode, trainer) for trainer in ("torch", "fsdp") for mode in ("full", "two_slot", "merged", "paused")
-    )
-    marks: tuple[pytest.MarkDecorator, ...] = field(default=(pytest.mark.long_run,))
+    lanes: tuple[tuple[str, str], ...]
+    part: str
+    marks: tuple[pytest.MarkDecorator, ...] = (pytest.mark.long_run,)
 
     @property
     def ranks(self) -> int:
@@ -75,18 +74,22 @@ def value(engine: Engine) -> Any:
         Way(engine.place, engine.model, engine.tensor_parallel, mode, trainer)
         for mode, trainer in engine.lanes
     ]
-    name = f"{engine.place.replace(' ', '-')}-{engine.model}-tp{engine.tensor_parallel}"
-    name += "" if engine.marks else "-pairs"
-    return pytest.param(engine, id=name, marks=[*engine.marks, *shown(*ways)])
+    words = (engine.place.replace(" ", "-"), engine.model, f"tp{engine.tensor_parallel}", engine.part)
+    return pytest.param(engine, id="-".join(words), marks=[*engine.marks, *shown(*ways)])
 
 
+FROM_TORCH, FROM_FSDP = (
+    tuple((mode, trainer) for mode in ("full", "two_slot", "merged", "paused"))
+    for trainer in ("torch", "fsdp")
+)
+MIXED = (FROM_TORCH[0], FROM_FSDP[1], FROM_TORCH[2], FROM_FSDP[3])
+EVERYWHERE = tuple((place, size) for size in TENSOR_PARALLEL for place in PLACES)
 ENGINES = (
-    Engine(
-        *("multiprocess LLM", "tiny", 1),
-        lanes=(("full", "torch"), ("two_slot", "fsdp"), ("merged", "torch"), ("paused", "fsdp")),
-        marks=(),
-    ),
-    *(Engine(place, model, size) for model in MODELS for size in TENSOR_PARALLEL for place in PLACES),
+    Engine("multiprocess LLM", "tiny", 1, MIXED, "mixed", marks=()),
+    *(Engine(place, "tiny", size, FROM_TORCH + FROM_FSDP, "all") for place, size in EVERYWHERE),
+    # Two for the real model, which takes minutes by each.
+    *(Engine(place, "real", size, FROM_TORCH, "torch") for place, size in EVERYWHERE),
+    *(Engine(place, "real", size, FROM_FSDP, "fsdp") for place, size in EVERYWHERE),
 )
 
 
