@@ -76,7 +76,7 @@ def followed(way: Way, model: Path, front: FrontProcess) -> None:
 @cases(
     Way(1, {"transport": "inline"}),
     Way(2, {"transport": "shm"}, marks=(pytest.mark.long_run,)),
-    Way(4, {"transport": "disk"}),
+    Way(2, {"transport": "disk"}),
     Way(4, {"transport": "shm", "placement": "partitioned"}),
 )
 def test_full_weights_from_every_number_of_ranks(
