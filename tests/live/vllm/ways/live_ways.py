@@ -1,8 +1,9 @@
 """The ways that weights go into a live vLLM: tests tell theirs by a mark, and `WAYS.md` is made of the marks.
 
-A way is shown by a test that makes at least three syncs by it, each of which moves the trainer's log-probs by
-1e-2 and leaves the engine's greedy tokens equal and its log-probs within 1e-4. What only some of these tests
-do beside that (long prompts, requests that run, a restart) their names say.
+A way is shown by a test that makes at least three syncs by it (in every run two of the real model from FSDP),
+each of which moves the trainer's log-probs by 1e-2 and leaves the engine's greedy tokens equal and its
+log-probs within 1e-4. What only some of these tests do beside that (long prompts, requests that run, a
+restart) their names say.
 """
 
 from __future__ import annotations
