@@ -236,7 +236,10 @@ def live_reference(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def live_vllm(session: nox.Session) -> None:
-    """Against vLLM's CPU build, beside weightlane's agent; some of it with an older vLLM before that one."""
+    """Against vLLM's CPU build, beside weightlane's agent; some of it with an older vLLM before that one.
+
+    `-- --syncs 10` is a long run: every way that tests/live/vllm/WAYS.md lists, hours on two cores.
+    """
     with vllm_python(session) as python, older_vllm(session, python) as older:
         run_trainer_pytest(session, "vllm", f"--vllm-python={python}", f"--vllm-older={older}")
 

@@ -11,6 +11,7 @@ from weightlane.contexts import FactsContext, RolloutTarget
 from weightlane.errors import EngineError
 from weightlane.probes import Viable
 from weightlane_sglang import plugin
+from weightlane_sglang.contract import ENCODES
 from weightlane_sglang.http_channel import HttpChannel
 from weightlane_sglang.installed import installed_facts, read_sources
 from weightlane_sglang.openapi import read_openapi
@@ -145,3 +146,15 @@ def test_the_incarnation_is_stable_and_changes_with_a_restart(fake_server: Any, 
 )
 def test_only_a_version_that_a_lane_published_is_a_number(text: str | None, number: int | None) -> None:
     assert version_number(text) == number
+
+
+@pytest.mark.parametrize("told", ["has_image_understanding", "has_audio_understanding"])
+def test_a_model_with_encoders_is_known_by_what_the_server_tells(
+    fake_server: Any, answer: Any, told: str
+) -> None:
+    fake_server.answers["/model_info"] = answer({"model_path": "/m", told: True})
+    with HttpChannel(fake_server.url) as channel:
+        assert read_facts(channel, timeout_seconds=5).attributes[ENCODES]
+    fake_server.answers["/model_info"] = answer({"model_path": "/m", told: False})
+    with HttpChannel(fake_server.url) as channel:
+        assert ENCODES not in read_facts(channel, timeout_seconds=5).attributes

@@ -167,6 +167,11 @@ def test_a_gpu_server_keeps_sglang_s_own_defaults() -> None:
     assert "SGLANG_USE_CPU_ENGINE" not in server_environment(tensor_parallel=4, device="gpu")
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_server_keeps_nothing_of_encoders_since_no_flush_empties_that(device: Any) -> None:
+    assert server_environment(tensor_parallel=1, device=device)["SGLANG_VLM_CACHE_SIZE_MB"] == "0"
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_our_code_is_let_in_where_the_environment_holds_it(
     held: bool, monkeypatch: pytest.MonkeyPatch

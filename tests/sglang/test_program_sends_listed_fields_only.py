@@ -16,6 +16,7 @@ from weightlane.program import with_lifecycle
 from weightlane.receiver import ExpectedTensor, WorkerDescription
 from weightlane.types import Capability, Phase, TransportName
 from weightlane_sglang import plugin
+from weightlane_sglang.contract import ENCODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,12 @@ def test_every_field_sent_is_one_the_server_lists(facts_of: Callable[..., Engine
         assert sent <= set(facts.request_fields.get(request_of.get(call.route, ""), ()))
     sent = set(json.loads(made.move.body)) | {made.move.payload_field}
     assert sent <= set(facts.request_fields["UpdateWeightsFromTensorReqInput"])
+
+
+def test_a_plan_tells_what_a_flush_leaves_of_encoders(facts_of: Callable[..., EngineFacts]) -> None:
+    told = "SGLANG_VLM_CACHE_SIZE_MB=0"
+    assert not any(told in note for note in program(facts_of()).notes)
+    assert any(told in note for note in program(facts_of(attributes={ENCODES: True})).notes)
 
 
 @pytest.mark.requirement("R30", part="full weights")

@@ -70,9 +70,10 @@ def test_an_async_engine_pauses_and_empties_its_cache_after_the_commit(
         assert lifecycle.pause[0].timeout_seconds == 7.0
 
 
-def test_what_encoders_made_is_forgotten_where_there_are_any() -> None:
-    lifecycle = planned(context(encodes=True))
-    assert routes(lifecycle)["publish"] == ["reset_prefix_cache", "reset_encoder_cache"]
+@pytest.mark.parametrize(("pauses", "step"), [(True, "publish"), (False, "settle")], ids=["async", "llm"])
+def test_what_encoders_made_is_forgotten_where_there_are_any(pauses: bool, step: str) -> None:
+    lifecycle = planned(context(pauses=pauses, encodes=True))
+    assert routes(lifecycle)[step] == ["reset_prefix_cache", "reset_encoder_cache"]
 
 
 def test_an_adapter_in_the_place_of_another_pauses_like_weights() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from contextlib import contextmanager
@@ -22,10 +24,13 @@ from weightlane.front.process import FrontProcess, start_front_process
 from weightlane_vllm.launch import FrontStart, LoraStart, front_command, front_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from weightlane.messages import Generation
+
+# Makes `live_ways` and what lies beside it importable.
+sys.path.insert(0, str(Path(__file__).parent / "ways"))
 
 PROBE_PROMPTS = ((1, 2, 3, 4, 5), (400, 7, 99))
 START_SECONDS = 600.0
@@ -57,6 +62,19 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
     Qwen3ForCausalLM(tiny_config()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenized_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a tokenizer, which an OpenAI server insists on."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    shutil.copytree(tiny_folder, folder)
+    words = models.WordLevel({f"t{number}": number for number in range(512)}, unk_token="t0")  # noqa: S106
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words)).save_pretrained(folder)
     return folder
 
 
@@ -95,7 +113,7 @@ def start_front(
 ) -> Callable[..., AbstractContextManager[FrontProcess]]:
     """Starts vLLM on a folder at a tensor-parallel size; the block's end ends it and its workers.
 
-    `address` is where one has been before; `older` is the folder of another vLLM.
+    `address` is where one has been before; `older` is the folder of another vLLM; `environment` is added.
     """
 
     @contextmanager
@@ -106,6 +124,7 @@ def start_front(
         *,
         address: str = "",
         older: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Iterator[FrontProcess]:
         # A socket's path is limited to about 100 bytes, which pytest's own folders can exceed.
         with tempfile.TemporaryDirectory(prefix="wl-") as private:
@@ -121,7 +140,7 @@ def start_front(
                 front.address,
                 log=tmp_path_factory.mktemp("logs") / f"vllm-{next(_numbers)}.log",
                 ready_timeout_seconds=START_SECONDS,
-                environment={**front_environment(front), **_with_older(older)},
+                environment={**front_environment(front), **_with_older(older), **(environment or {})},
             ) as process:
                 yield process
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import live_ways
 import pytest
 
+from weightlane.front.client import FrontEndpoint
 from weightlane.testing.parity_run import run_parity
+from weightlane_vllm.facts import PLAIN_CPU_WEIGHTS
 from weightlane_vllm.launch import LoraStart
+from weightlane_vllm.patches import CPU_WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,12 +41,20 @@ class Way:
     marks: tuple[pytest.MarkDecorator, ...] = field(default=())
 
     @property
+    def kind(self) -> live_ways.Way:
+        """What it is of the table."""
+        mode = str(self.options.get("mode", "full"))
+        trainer = str(self.options.get("trainer", "torch"))
+        return live_ways.Way("our front", "tiny", 2, str(self.options.get("swap", mode)), trainer)
+
+    @property
     def name(self) -> str:
         return "-".join([*(str(value) for value in self.options.values()), f"from-{self.ranks}"])
 
 
 def cases(*ways: Way) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("way", [pytest.param(way, id=way.name, marks=way.marks) for way in ways])
+    values = [pytest.param(way, id=way.name, marks=[*way.marks, *live_ways.shown(way.kind)]) for way in ways]
+    return pytest.mark.parametrize("way", values)
 
 
 def followed(way: Way, model: Path, front: FrontProcess) -> None:
@@ -64,7 +76,7 @@ def followed(way: Way, model: Path, front: FrontProcess) -> None:
 @cases(
     Way(1, {"transport": "inline"}),
     Way(2, {"transport": "shm"}, marks=(pytest.mark.long_run,)),
-    Way(4, {"transport": "disk"}),
+    Way(2, {"transport": "disk"}),
     Way(4, {"transport": "shm", "placement": "partitioned"}),
 )
 def test_full_weights_from_every_number_of_ranks(
@@ -82,12 +94,35 @@ WITH_LORA = (
     Way(2, {**SHARDED, "mode": "merged", "learning-rate": 0.05, "transport": "inline"}, phases=("merged",)),
     Way(1, {"mode": "adapter", "noise": 1, "swap": "paused"}, phases=("base", "adapter")),
 )
+MORE_WITH_LORA = (
+    Way(1, {"mode": "full"}),
+    Way(1, {"mode": "adapter", "noise": 1, "swap": "two_slot"}, phases=("base", "adapter")),
+    Way(1, {"mode": "merged", "noise": 1}, phases=("merged",)),
+    Way(2, {**SHARDED, **ADAPTER, "swap": "paused"}, phases=("base", "adapter")),
+)
 
 
 @pytest.mark.requirement("R91", part="FSDP, three syncs of a small model at TP 2")
 @cases(*WITH_LORA)
 def test_with_lora_on(lora_front: FrontProcess, tiny_folder: Path, way: Way) -> None:
     followed(way, tiny_folder, lora_front)
+
+
+@pytest.fixture(scope="module")
+def packed_front(
+    start_front: Callable[..., AbstractContextManager[FrontProcess]], tiny_folder: Path
+) -> Iterator[FrontProcess]:
+    """Workers whose linear weights stay packed, and so are loaded by vLLM's layerwise reload."""
+    environment = {CPU_WEIGHTS: "packed"}
+    with start_front(tiny_folder, 2, LoraStart(slots=4, rank=16), environment=environment) as process:
+        yield process
+
+
+@pytest.mark.long_run  # in every run an `LLM` of one's own stands for packed weights
+@cases(*WITH_LORA, *MORE_WITH_LORA)
+def test_packed_weights_are_reloaded_in_both(packed_front: FrontProcess, tiny_folder: Path, way: Way) -> None:
+    assert not FrontEndpoint(packed_front.address, 60.0).facts().attributes[PLAIN_CPU_WEIGHTS]
+    followed(way, tiny_folder, packed_front)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +135,10 @@ def older_front(
 
 
 @pytest.mark.long_run  # in every run an `LLM` of one's own stands for this era
-@cases(*WITH_LORA[:2])
+@cases(*WITH_LORA, *MORE_WITH_LORA)
+@pytest.mark.parametrize("version", [live_ways.OLDER])
 def test_with_lora_on_before_wrappers_loaded_themselves(
-    older_front: FrontProcess, tiny_folder: Path, way: Way
+    older_front: FrontProcess, tiny_folder: Path, way: Way, version: str
 ) -> None:
+    assert FrontEndpoint(older_front.address, 60.0).facts().version == version
     followed(way, tiny_folder, older_front)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from live_ways import Way, shown
 
 from weightlane.testing.parity_run import run_parity
 from weightlane_vllm.launch import LoraStart
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     Starter = Callable[..., AbstractContextManager[FrontProcess]]
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]
+
+
+def way(tensor_parallel: int, mode: str, trainer: str) -> Way:
+    return Way("our front", "real", tensor_parallel, mode, trainer)
+
 
 REAL = "SmolLM2-135M-Instruct"
 
@@ -49,7 +55,14 @@ def in_step(
 
 @pytest.mark.requirement("R91", part="FSDP, at TP 1")
 @pytest.mark.parametrize(
-    "mode", [*(pytest.param(mode, marks=pytest.mark.long_run) for mode in ("full", "merged")), "adapter"]
+    "mode",
+    [
+        *(
+            pytest.param(mode, marks=[pytest.mark.long_run, *shown(way(1, mode, "fsdp"))])
+            for mode in ("full", "merged")
+        ),
+        pytest.param("adapter", marks=shown(way(1, "two_slot", "fsdp"))),
+    ],
 )
 def test_fsdp2_on_two_ranks_stays_in_step_over_optimizer_steps(
     models_dir: Path, real_front: FrontProcess, mode: str, syncs: int
@@ -62,6 +75,7 @@ def test_fsdp2_on_two_ranks_stays_in_step_over_optimizer_steps(
 
 
 @pytest.mark.requirement("R90", part="no LoRA, TP 1 and 2")
+@pytest.mark.way(way(2, "full", "torch"))
 def test_the_real_model_stays_in_step_at_tp_2(models_dir: Path, start_front: Starter) -> None:
     model = models_dir / f"{REAL}-tp2"
     with start_front(model, 2) as front:
@@ -71,6 +85,9 @@ def test_the_real_model_stays_in_step_at_tp_2(models_dir: Path, start_front: Sta
 
 @pytest.mark.long_run
 @pytest.mark.requirement("R91", part="FSDP, at TP 2")
+@pytest.mark.way(way(2, "full", "fsdp"))
+@pytest.mark.way(way(2, "merged", "fsdp"))
+@pytest.mark.way(way(2, "two_slot", "fsdp"))
 def test_every_mode_of_the_real_model_at_tp_2(models_dir: Path, start_front: Starter, syncs: int) -> None:
     model = models_dir / f"{REAL}-tp2"
     with start_front(model, 2, LoraStart(slots=2, rank=16)) as front:

@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_ways import MODES, NEWEST, OLDER, Way, shown
 
 from weightlane_vllm.launch import FrontStart, front_environment
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+
+
+def ways(place: str, *modes: str, version: str = NEWEST) -> list[Way]:
+    return [Way(place, "tiny", 1, mode, "torch", version) for mode in modes]
+
 
 PROGRAM = Path(__file__).parent / "programs/sync_own_llm.py"
 
@@ -20,10 +26,15 @@ PROGRAM = Path(__file__).parent / "programs/sync_own_llm.py"
 @pytest.mark.parametrize(
     ("older", "multiprocessing", "lora", "transports"),
     [
-        (False, "0", "on", ("inprocess",)),
-        # A front is over an engine of this kind, and so reaches what it does in every run.
-        pytest.param(False, "1", "off", ("shm", "inline"), marks=pytest.mark.long_run),
-        (True, "0", "on", ("inprocess",)),
+        pytest.param(False, "0", "on", ("inprocess",), marks=shown(*ways("in-process LLM", *MODES))),
+        pytest.param(
+            *(False, "1", "off", ("shm", "inline")),
+            marks=[pytest.mark.long_run, *shown(*ways("multiprocess LLM", "full"))],
+        ),
+        pytest.param(
+            *(True, "0", "on", ("inprocess",)),
+            marks=shown(*ways("in-process LLM", *MODES, version=OLDER)),
+        ),
     ],
     ids=["0.32-lora", "0.32", "0.27.1-lora"],
 )
@@ -57,7 +68,7 @@ def test_an_engine_handle_is_synced_in_place(
     seen = json.loads((tmp_path / "answer").read_text())
     assert seen["alive"]
     assert [(sync["transport"], sync["version"]) for sync in seen["syncs"]] == [
-        (transport, version) for transport in transports for version in (1, 2)
+        (transport, version) for transport in transports for version in (1, 2, 3)
     ]
     for sync in seen["syncs"]:
         assert sync["era"] == ("base-layer-names" if older else "lora-load-weights")
@@ -97,6 +108,10 @@ def adapters_are_the_trainers(seen: dict[str, Any], *, older: bool) -> None:
     the_adapter_arrived(failed["next"])
     assert seen["dropped"]["held"] == 0
     assert seen["dropped"]["distance"] <= 1e-4
+    for sync in seen["merged"]:
+        assert sync["moved"]
+        assert sync["distance"] <= 1e-4
+        assert sync["held"] == 0, "a base that came takes adapters away"
     the_adapter_arrived(seen["patterns"])
     assert seen["patterns"]["form"] == ("normal" if older else "as-trained")
 

@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_ways import MODES, NEWEST, OLDER, Way, shown
 
 from weightlane_vllm.launch import FrontStart, front_environment
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+
+
+def ways(version: str) -> list[Way]:
+    return [Way("AsyncLLM", "tiny", 1, mode, "torch", version) for mode in MODES]
+
 
 PROGRAM = Path(__file__).parent / "programs/running_requests.py"
 PREEMPTED = Path(__file__).parent / "programs/preempted_requests.py"
@@ -22,9 +28,9 @@ PREEMPTED = Path(__file__).parent / "programs/preempted_requests.py"
 @pytest.mark.parametrize(
     ("older", "syncs", "end"),
     [
-        pytest.param(False, 1, "killed", id="0.32"),
+        pytest.param(False, 2, "killed", id="0.32", marks=shown(*ways(NEWEST))),
         pytest.param(False, 8, "removed", id="0.32-long", marks=pytest.mark.long_run),
-        pytest.param(True, 3, "killed", id="0.27.1", marks=pytest.mark.long_run),
+        pytest.param(True, 3, "killed", id="0.27.1", marks=[pytest.mark.long_run, *shown(*ways(OLDER))]),
     ],
 )
 def test_every_output_is_made_by_one_version(
@@ -134,6 +140,12 @@ def adapters(seen: dict[str, Any], syncs: int, labels: bool | None) -> None:
     assert beside["published_again"]
     assert seen["paused"]["makers"] == list(range(1, 2 + syncs))
     assert seen["paused"]["as_labelled"] is labels
+    merged = seen["merged"]
+    assert merged["errors"] == []
+    assert merged["by_one_version"]
+    assert merged["as_labelled"] is labels
+    assert merged["makers"] == list(range(1, 2 + syncs))
+    assert merged["hit_the_prefix_cache"] > 0
     dropped = seen["dropped"]
     assert dropped["errors"] == []
     assert dropped["refused"] > 0

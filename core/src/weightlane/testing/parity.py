@@ -4,9 +4,10 @@ A program for trainer ranks: `python -m weightlane.testing.parity --model DIR --
 started once a rank with the environment of `torch.distributed`. Every rank loads the checkpoint, changes its
 weights by seeded noise or by an optimizer's step before each sync, and syncs; rank 0 asks engine and trainer
 for greedy continuations of three prompts. `--url in-process` takes a reference engine of rank 0's own, whose
-base is then looked at too. It prints a step per sync (`weightlane.testing.steps`) and one JSON line
-(`SyncParity`), and
-exits with 0 when all of them hold. With `--bucket-seconds` each bucket takes that long and is told as
+base is then looked at too; a program that has another engine in its process hands it to `run`. With
+`--prompt-tokens` prompts are long, so that an engine's prefix cache keeps them from sync to sync. It prints a
+step per sync (`weightlane.testing.steps`) and one JSON line (`SyncParity`), and exits with 0 when all of them
+hold. With `--bucket-seconds` each bucket takes that long and is told as
 `MOVED A BUCKET`, for whoever wants to break something in the middle of a sync.
 """
 
@@ -16,6 +17,7 @@ import argparse
 import os
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +37,7 @@ from weightlane.testing.parity_trainer import Training, make_trainer
 from weightlane.testing.steps import take_step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from weightlane.events import SyncEvent
     from weightlane.lane import Lane
@@ -58,6 +60,7 @@ class Arguments:
     url: str
     syncs: int
     tokens: int
+    prompt_tokens: int
     noise: float
     placement: Literal["replicated", "partitioned"]
     transport: Literal["shm", "inline", "disk"] | None
@@ -86,8 +89,13 @@ class SlowBuckets:
             time.sleep(self._seconds)
 
 
-def run(arguments: Arguments) -> bool:
-    """All syncs on this rank; True when every one holds (always, on ranks other than 0)."""
+def run(arguments: Arguments, handle: object | None = None) -> bool:
+    """All syncs on this rank; True when every one holds (always, on ranks other than 0).
+
+    Args:
+        arguments: of the program.
+        handle: on rank 0 an engine of this process, which its owner ends; its `url` is then `in-process`.
+    """
     trainer = make_trainer(
         arguments.model,
         trainer=arguments.trainer,
@@ -100,10 +108,11 @@ def run(arguments: Arguments) -> bool:
     rank = dist.get_rank() if dist.is_initialized() else 0
     if arguments.bucket_seconds:
         get_registry().register(SlowBuckets(arguments.bucket_seconds), name="slow-buckets")
-    engine = ReferenceEngine(arguments.model) if arguments.url == IN_PROCESS and rank == 0 else None
+    if handle is None and arguments.url == IN_PROCESS and rank == 0 and arguments.engine == "reference":
+        handle = ReferenceEngine(arguments.model)
     lane = wl.connect(
         trainer=trainer.spec,
-        rollout=[_rollout(arguments, engine)] if rank == 0 else None,
+        rollout=[_rollout(arguments, handle)] if rank == 0 else None,
         mode=arguments.mode,
         transport=arguments.transport,
         bucket_bytes=arguments.bucket_bytes,
@@ -112,12 +121,13 @@ def run(arguments: Arguments) -> bool:
     with lane:
         if rank == 0:
             sys.stdout.write(f"{lane.plan()}\n")
-        return _Syncs(arguments, trainer, lane, rank, engine).run()
+        visible = handle if isinstance(handle, ReferenceEngine) else None
+        return _Syncs(arguments, trainer, lane, rank, visible).run()
 
 
-def _rollout(arguments: Arguments, engine: ReferenceEngine | None) -> RolloutSpec:
-    if engine is not None:
-        return wl.rollout(arguments.engine, engine=engine)
+def _rollout(arguments: Arguments, handle: object | None) -> RolloutSpec:
+    if handle is not None:
+        return wl.rollout(arguments.engine, engine=handle)
     return wl.rollout(arguments.engine, url=arguments.url, model=arguments.engine_model)
 
 
@@ -138,7 +148,7 @@ class _Syncs:
         self._rank = rank
         self._engine = engine
         vocabulary = int(trainer.model.config.get_text_config().vocab_size)  # type: ignore[operator, union-attr]
-        self._prompts, self._decode = _prompts(arguments.model, vocabulary)
+        self._prompts, self._decode = _prompts(arguments.model, vocabulary, arguments.prompt_tokens)
         self._base: dict[str, torch.Tensor] = {}
 
     def run(self) -> bool:
@@ -226,26 +236,29 @@ def _largest_difference(
     return float((torch.as_tensor(some) - torch.as_tensor(others)).abs().max())
 
 
-def _prompts(folder: str, vocabulary: int) -> tuple[list[list[int]], Any]:
+def _prompts(folder: str, vocabulary: int, least: int) -> tuple[list[list[int]], Any]:
+    """Three prompts of at least `least` tokens, and what decodes tokens."""
     if (Path(folder) / "tokenizer_config.json").exists():
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        return [tokenizer(text)["input_ids"] for text in TEXTS], tokenizer.decode
+        told = [tokenizer(text)["input_ids"] for text in TEXTS]
+        return [ids * max(1, -(-least // len(ids))) for ids in told], tokenizer.decode
     generator = torch.Generator().manual_seed(7)
-    lengths = (5, 9, 12)
+    lengths = tuple(max(least, short) for short in (5, 9, 12))
     prompts = [torch.randint(1, vocabulary, (length,), generator=generator).tolist() for length in lengths]
     return prompts, lambda ids: " ".join(str(token) for token in ids)
 
 
-def main() -> int:
-    """Parses the command line, joins the other ranks, runs."""
+def parse(words: Sequence[str] | None = None) -> Arguments:
+    """The options of the program; of this process where there are no `words`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--engine", required=True)
     parser.add_argument("--url", required=True)
     parser.add_argument("--syncs", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--prompt-tokens", type=int, default=0, help="at least so many tokens a prompt")
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--placement", default="replicated", choices=("replicated", "partitioned"))
     parser.add_argument("--transport", default=None, choices=("shm", "inline", "disk"))
@@ -257,14 +270,27 @@ def main() -> int:
     parser.add_argument("--swap", default=None, choices=("two_slot", "paused"))
     parser.add_argument("--training", default="noise", choices=("noise", "optimizer"))
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    arguments = Arguments(**vars(parser.parse_args()))
+    return Arguments(**vars(parser.parse_args(words)))
+
+
+@contextmanager
+def joined_ranks() -> Iterator[None]:
+    """The process group of all ranks, where there are several, until the block ends; another's stays."""
+    found = dist.is_initialized()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=_GROUP_SECONDS))
     try:
-        return 0 if run(arguments) else 1
+        yield
     finally:
-        if dist.is_initialized():
+        if dist.is_initialized() and not found:
             dist.destroy_process_group()
+
+
+def main() -> int:
+    """Parses the command line, joins the other ranks, runs."""
+    arguments = parse()
+    with joined_ranks():
+        return 0 if run(arguments) else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,8 +11,10 @@ from weightlane.testing.parity_result import SyncParity
 from weightlane.testing.ranks import RankGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from weightlane.testing.ranks import RankOutcome
 
 
 def parity_ranks(
@@ -56,17 +59,34 @@ def run_parity(
         model=model, engine=engine, url=url, ranks=ranks, options={"syncs": syncs, **options}
     ) as group:
         outcomes = group.wait(seconds)
+    (found,) = held_parities(outcomes, [syncs], plan_says=plan_says)
+    return found
+
+
+def held_parities(
+    outcomes: Sequence[RankOutcome], syncs: Sequence[int], *, plan_says: str = ""
+) -> list[list[SyncParity]]:
+    """The results of each lane of these ranks, one after the other, all of which hold.
+
+    Args:
+        outcomes: of every rank, in order.
+        syncs: how many each lane made.
+        plan_says: words that a lane's plan must hold.
+
+    Raises:
+        AssertionError: as `run_parity` does.
+    """
     told = "\n".join(f"--- rank {outcome.rank} ---\n{outcome.output}" for outcome in outcomes)
     found = read_parities(outcomes[0].output)
-    if any(outcome.status for outcome in outcomes) or [parity.sync for parity in found] != list(
-        range(1, syncs + 1)
-    ):
+    expected = [sync for count in syncs for sync in range(1, count + 1)]
+    if any(outcome.status for outcome in outcomes) or [parity.sync for parity in found] != expected:
         raise AssertionError(f"not every rank and sync succeeded:\n{told}")
     if plan_says not in outcomes[0].output:
         raise AssertionError(f"the plan does not say {plan_says!r}:\n{told}")
     if not all(parity.holds for parity in found):
         raise AssertionError(f"engine and trainer do not agree:\n{told}")
-    return found
+    rest = iter(found)
+    return [list(itertools.islice(rest, count)) for count in syncs]
 
 
 def read_parities(output: str) -> list[SyncParity]:

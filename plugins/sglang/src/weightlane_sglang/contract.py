@@ -22,6 +22,12 @@ BEGIN_UPDATE_ROUTE = "/begin_weight_update"
 """Since 0.5.21 an update outside of a session that this route opens is refused."""
 END_UPDATE_ROUTE = "/end_weight_update"
 
+ENCODES = "/model_info:has_image_understanding or has_audio_understanding"
+"""A fact: the model has encoders, whose outputs SGLang keeps by the input's hash."""
+ENCODER_CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
+"""Of the server: how much of that it keeps (`MultiModalStaticCache`). `/flush_cache` empties none of it (read
+in 0.5.18 and 0.5.23), and no other route does; with 0 nothing is kept."""
+
 ROUTES_USED = (
     UPDATE_ROUTE,
     PAUSE_ROUTE,

@@ -21,7 +21,7 @@ from weightlane.contexts import LaunchContext, LaunchPlan
 from weightlane.errors import EngineDeadError, EngineError, PlanError, Problem
 from weightlane.installations import find_distribution
 from weightlane.interrupts import interrupts_held
-from weightlane_sglang.contract import MODEL_INFO_ROUTE
+from weightlane_sglang.contract import ENCODER_CACHE_VARIABLE, MODEL_INFO_ROUTE
 from weightlane_sglang.http_channel import HttpChannel
 from weightlane_sglang.installed import LOADER_QUESTION
 from weightlane_sglang.loader_name import LOADER_ARGUMENTS, PLUGIN_DISTRIBUTION
@@ -58,7 +58,7 @@ _LOADER_NOTE = (
 )
 _PORT_NOTE = "Whoever can reach its port can run code in it: keep it on loopback or a trusted network."
 
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+_EVERYWHERE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", ENCODER_CACHE_VARIABLE: "0"}
 _CPU_ARGUMENTS = (
     *("--device", "cpu", "--dtype", "float32"),
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
@@ -111,12 +111,12 @@ def launch_arguments(
 
 
 def server_environment(*, tensor_parallel: int, device: Device) -> dict[str, str]:
-    """Environment variables to add for the server."""
+    """Environment variables to add for the server. Of encoders it keeps nothing: no flush would empty it."""
     if device == "gpu":
-        return dict(_OFFLINE)
+        return dict(_EVERYWHERE)
     cores = os.cpu_count() or 1
     added = {
-        **_OFFLINE,
+        **_EVERYWHERE,
         "SGLANG_USE_CPU_ENGINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": str(max(1, cores // tensor_parallel)),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from weightlane.program import EngineCall, Lifecycle
 from weightlane_sglang.contract import (
     CONTINUE_ROUTE,
+    ENCODER_CACHE_VARIABLE,
+    ENCODES,
     FLUSH_ROUTE,
     PAUSE_REQUEST,
     PAUSE_ROUTE,
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
 
 FLUSH_IDLE_SECONDS = 30
 _CALL_SECONDS = 60.0
+_ABORTS = "the pause aborts requests in flight; await them before a sync to keep them whole"
+_ENCODED = (
+    "SGLang keeps what the model's encoders made of an image or a sound, and no request empties that: an "
+    "input seen before a sync is answered with what the old weights made of it, unless the server was "
+    "started with "
+    f"{ENCODER_CACHE_VARIABLE}=0"
+)
 
 
 def plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
@@ -55,7 +64,7 @@ def plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
             ),
         ),
         resume=(EngineCall(CONTINUE_ROUTE, timeout_seconds=_CALL_SECONDS),),
-        notes=("the pause aborts requests in flight; await them before a sync to keep them whole",),
+        notes=(_ABORTS, _ENCODED) if facts.attributes.get(ENCODES) else (_ABORTS,),
         requests="abort",
     )
 

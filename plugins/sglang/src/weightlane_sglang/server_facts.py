@@ -10,6 +10,7 @@ import msgspec
 from weightlane.errors import EngineError
 from weightlane.facts import EngineFacts, ParallelSizes
 from weightlane_sglang.contract import (
+    ENCODES,
     ENGINE,
     LAUNCH_ARGUMENTS_READ,
     MODEL_INFO_ROUTE,
@@ -39,6 +40,8 @@ class ModelInfo(msgspec.Struct):
     model_path: str
     weight_version: str | None = None
     architectures: list[str] | None = None
+    has_image_understanding: bool | None = None
+    has_audio_understanding: bool | None = None
 
 
 def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
@@ -55,12 +58,14 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
     info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
     model = read_model_info(channel, timeout_seconds=timeout_seconds)
     arguments = _decode_arguments(answer)
+    encodes = model.has_image_understanding or model.has_audio_understanding
     if model.architectures:
         arguments["architecture"] = ",".join(model.architectures)
     return EngineFacts(
         engine=ENGINE,
         version=info.version,
         source="server",
+        attributes={ENCODES: True} if encodes else {},
         request_fields=fields,
         routes=routes,
         launch_arguments=arguments,

@@ -22,6 +22,8 @@ from weightlane_vllm.routes import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weightlane.contexts import BuildRequestsContext
     from weightlane.program import Lifecycle
     from weightlane.types import RequestPolicy
@@ -44,32 +46,36 @@ _BESIDE_NOTE = (
 
 
 def with_running_requests(context: BuildRequestsContext, lifecycle: Lifecycle) -> Lifecycle:
-    """The lifecycle of an engine whose requests run on while calls are made; an `LLM`'s as it is.
+    """The lifecycle of an engine whose requests run on while calls are made.
 
-    The caches are emptied after the commit, while the engine still pauses.
+    Its caches are emptied after the commit, while the engine still pauses. An `LLM` has nothing to pause, and
+    its caches are emptied in the sync. What encoders made of an image or a sound is cached by its hash alone:
+    vLLM's prefix cache is not all that holds what old weights computed (`EngineCore.reset_encoder_cache`).
     """
+    encoders = (RESET_ENCODER_CACHE,) if context.facts.attributes.get(ENCODES) else ()
     if not context.facts.attributes.get(PAUSES):
-        return replace(lifecycle, requests="drain")
+        settle = (*lifecycle.settle, *_resets(encoders))
+        return replace(lifecycle, settle=settle, requests="drain")
     policy: RequestPolicy = context.requests or "drain"
     notes = tuple(note for note in lifecycle.notes if note != FENCE_NOTE)
     settle = tuple(call for call in lifecycle.settle if call.route != RESET_PREFIX_CACHE)
     if context.phase is Phase.ADAPTER and context.swap == "two_slot":
         return _beside(context, replace(lifecycle, notes=notes, settle=settle), policy)
     reset = RESET_OF_RUNNING if policy == "keep" else RESET_PREFIX_CACHE
-    routes = (reset, RESET_ENCODER_CACHE) if context.facts.attributes.get(ENCODES) else (reset,)
     seconds = context.drain_seconds if policy == "drain" else _CALL_SECONDS
     return replace(
         lifecycle,
         pause=(EngineCall(_PAUSES[policy], timeout_seconds=seconds), *lifecycle.pause),
         settle=settle,
-        publish=(
-            *lifecycle.publish,
-            *(EngineCall(route, timeout_seconds=_CALL_SECONDS) for route in routes),
-        ),
+        publish=(*lifecycle.publish, *_resets((reset, *encoders))),
         resume=(*lifecycle.resume, EngineCall(RESUME, timeout_seconds=_CALL_SECONDS)),
         notes=(*notes, _NOTES[policy]),
         requests=policy,
     )
+
+
+def _resets(routes: Sequence[str]) -> tuple[EngineCall, ...]:
+    return tuple(EngineCall(route, timeout_seconds=_CALL_SECONDS) for route in routes)
 
 
 def _beside(context: BuildRequestsContext, lifecycle: Lifecycle, policy: RequestPolicy) -> Lifecycle:

@@ -72,11 +72,15 @@ class Owner:
         self.worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 
     def says(self, ref: Any) -> tuple[list[int], list[float]]:
+        """With an adapter, or with the base where `ref` is None."""
         from vllm import SamplingParams
 
         parameters = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=0, detokenize=False)
         (output,) = self.llm.generate(
-            [{"prompt_token_ids": PROMPT}], parameters, use_tqdm=False, lora_request=lora_request(ref)
+            [{"prompt_token_ids": PROMPT}],
+            parameters,
+            use_tqdm=False,
+            lora_request=lora_request(ref) if ref else None,
         )
         tokens, rows = list(output.outputs[0].token_ids), output.outputs[0].logprobs
         return tokens, [rows[place][token].logprob for place, token in enumerate(tokens)]
@@ -114,6 +118,26 @@ def sync_adapters(llm: Any, folder: str) -> dict[str, Any]:
             "said": owner.says(lane.adapter_ref()) == said,
             "base": all(torch.equal(held[name], now[name]) for name in held),
         }
+    seen["merged"] = merged_syncs(owner, Policy(folder))
+    return seen
+
+
+def merged_syncs(owner: Owner, policy: Policy) -> list[dict[str, Any]]:
+    """What the base alone says, once the adapter is in it."""
+    seen = []
+    with open_lane(owner, policy, mode="merged") as lane:
+        for version in (1, 2, 3):
+            stale = policy.says()
+            policy.train()
+            lane.sync(version=version)
+            truth = policy.says()
+            seen.append(
+                {
+                    "moved": distance(truth, stale) >= 1e-2,
+                    "distance": distance(truth, owner.says(None)),
+                    "held": len(owner.worker.list_loras()),
+                }
+            )
     return seen
 
 
@@ -128,9 +152,8 @@ def open_lane(owner: Owner, policy: Policy, **options: Any) -> Lane:
     return wl.connect(
         trainer=wl.trainer("torch", model=policy.model),
         rollout=[wl.rollout("vllm", engine=owner.llm)],
-        mode="adapter",
         transport="inprocess",
-        **options,
+        **{"mode": "adapter", **options},
     )
 
 

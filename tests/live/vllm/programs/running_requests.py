@@ -69,6 +69,7 @@ def main() -> None:
             ("stale", lambda: stale_prefixes(bench, model, 401)),
             ("two_slot", lambda: adapters_beside(bench, folder)),
             ("paused", lambda: adapters_in_place(bench, folder)),
+            ("merged", lambda: merged(bench, folder)),
             ("dropped", lambda: adapters_dropped_by_a_base(bench, folder, model)),
             ("end", (lambda: killed(bench, model)) if end == "killed" else (lambda: removed(bench, folder))),
         ):
@@ -322,6 +323,24 @@ def adapters_in_place(bench: Bench, folder: str) -> dict[str, Any]:
             versions.keep(version)
             lane.sync(version=version)
         bench.load.start(LONG[1], TOKENS, lane.adapter_ref())
+        return told(versions, bench.load.end())
+
+
+def merged(bench: Bench, folder: str) -> dict[str, Any]:
+    """Like full weights, of a trainer of an adapter."""
+    model = policy(folder)
+    versions = Versions(model)
+    with bench.lane(model, mode="merged") as lane:
+        change(model, 1)
+        versions.keep(1)
+        lane.sync(version=1)
+        bench.load.begin(LONG, TOKENS, lambda: None)
+        for version in range(2, 2 + bench.syncs):
+            time.sleep(0.3)
+            change(model, version)
+            versions.keep(version)
+            lane.sync(version=version)
+        bench.load.start(LONG[1], TOKENS, None)
         return told(versions, bench.load.end())
 
 

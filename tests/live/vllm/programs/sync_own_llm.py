@@ -58,14 +58,14 @@ def main() -> None:
     seen: list[dict[str, Any]] = []
 
     @torch.no_grad()
-    def sync_twice(transport: str) -> None:
+    def sync_three_times(transport: str) -> None:
         stale = truth()
         with wl.connect(
             trainer=wl.trainer("torch", model=model),
             rollout=[wl.rollout("vllm", engine=llm)],
             transport=transport,
         ) as lane:
-            for version in (1, 2):
+            for version in (1, 2, 3):
                 generator = torch.Generator().manual_seed(len(seen))
                 for parameter in model.parameters():
                     parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05 * parameter.std())
@@ -90,12 +90,12 @@ def main() -> None:
 
                 owner = Owner(llm)
                 before = owner.base()
-                lane.sync(version=3)
+                lane.sync(version=4)
                 after = owner.base()
                 seen[-1]["unchanged"] = all(torch.equal(before[name], after[name]) for name in before)
 
     for transport in transports:
-        sync_twice(transport)
+        sync_three_times(transport)
     alive = of_the_owner()[0] == truth()[0]  # closing the lane lets go of the engine, not more
     adapters: dict[str, Any] = {}
     if lora == "on":
