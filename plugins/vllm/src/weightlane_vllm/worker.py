@@ -15,8 +15,16 @@ from weightlane.probes import NotViable
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane_vllm.adapter_refusals import adapter_problems
 from weightlane_vllm.adapter_shelf import shelf_of
+from weightlane_vllm.drafter import (
+    Drafter,
+    beyond_expected,
+    draft_model_of,
+    drafter_obstacle,
+    drafter_of,
+)
 from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, worker_facts
 from weightlane_vllm.mapper import read_rules, renamed_prefixes
+from weightlane_vllm.model_and_drafter import root_of
 from weightlane_vllm.names import is_taken, resolve
 from weightlane_vllm.namespace import Namespace
 from weightlane_vllm.patches import plain_cpu_weights
@@ -60,7 +68,7 @@ class VllmWorkerEngine:
         model = self._model()
         config = self._worker.vllm_config
         facts = self._facts()
-        live = _live_tensors(model)
+        live = _live_tensors(self._root())
         packed = {
             whole: tuple(pieces) for whole, pieces in getattr(model, "packed_modules_mapping", {}).items()
         }
@@ -69,7 +77,7 @@ class VllmWorkerEngine:
             workers=config.parallel_config.world_size,
             host=socket.gethostname(),
             process_id=os.getpid(),
-            incarnation=incarnation_of(model),
+            incarnation=self.current_incarnation(),
             device=str(self._worker.device),
             gpu_uuid=_gpu_uuid(self._worker.device),
             live=live,
@@ -77,35 +85,43 @@ class VllmWorkerEngine:
             renames=renamed_prefixes(model),
             facts=facts,
             rules=read_rules(model, wrapper_loads=facts.attributes[LORA_LOAD_WEIGHTS]),
+            beyond=beyond_expected(self._drafter()),
         )
         return msgspec.structs.replace(description, expected=self._expected(description))
 
     def current_incarnation(self) -> str:
-        """That of the model which the worker runs now."""
-        return incarnation_of(self._model())
+        """That of the model which the worker runs now, and of its drafter."""
+        drafter = draft_model_of(self._worker.model_runner)
+        return ".".join(incarnation_of(model) for model in (self._model(), drafter) if model is not None)
 
     def trace(self, tensors: Sequence[WireTensor]) -> PlacementTable:
         """One load of `tensors` by the live model's own loader, on stand-ins.
 
         What the receiver reads through a tie is left out: vLLM with LoRA raises for it, and without drops it.
         """
+        from weightlane_vllm.draft_tracing import draft_part
         from weightlane_vllm.tracing import table_key, traced_load
 
         self._require_weights("A load cannot be traced in", fix="Wake it before a lane is connected.")
         self._loading.drop_left_open()
-        model = self._model()
-        config = self._worker.vllm_config
-        tied = {item.name for item in self.describe().expected if item.tied_to}
+        model, drafter = self._model(), self._drafter()
+        key = table_key(self._worker.vllm_config, worker=self._worker.rank)
+        expected = self.describe().expected
+        tied = {item.name for item in expected if item.tied_to}
         sent = [item for item in tensors if item.name not in tied]
-        load = traced_load(model, table_key(config, worker=self._worker.rank), sent)
-        self._traced.add(incarnation_of(model), load.table, load.routes)
+        part = None
+        if drafter is not None and drafter.model is not None:
+            names = {item.name for item in expected}
+            part = draft_part(model, drafter.model, drafter.policy, key, sent, names)
+        load = traced_load(model, key, sent, part)
+        self._traced.add(self.current_incarnation(), load.table, load.routes)
         return load.table
 
     def live_tensors(self) -> Mapping[str, Tensor]:
-        """Parameters and buffers of the live model, under every name that they have."""
+        """Parameters and buffers of the live model and its drafter, under every name that they have."""
         from weightlane_vllm.tracing import live_tensors_of
 
-        return live_tensors_of(self._model())
+        return live_tensors_of(self._root())
 
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """What this era refuses of the engine, and names of the plan that reach no live tensor.
@@ -125,6 +141,9 @@ class VllmWorkerEngine:
         if self._traced.known(description.incarnation):
             receiver = f"worker {description.worker}'s model ({type(self._model()).__name__})"
             return self._traced.unreached([wire.name for wire in plan.tensors], receiver=receiver)
+        if description.beyond is not None:
+            what = f"worker {description.worker} has a drafter, and no load of these tensors was traced there"
+            return [Problem("unreached", description.beyond.taker, what, "Connect again.")]
         space = Namespace.of(description)
         return [
             Problem(
@@ -148,7 +167,7 @@ class VllmWorkerEngine:
 
     def load_problems(self) -> list[Problem]:
         """What stands against any load of whole weights: features of the engine, and no path to load by."""
-        live = _live_tensors(self._model())
+        live = _live_tensors(self._root())
         path = self._loading.path(self._facts(), live)
         missing = [no_load_path(path, live)] if isinstance(path, NotViable) else []
         return [*refusals_of(self._features()), *missing]
@@ -160,7 +179,9 @@ class VllmWorkerEngine:
         """
         self._require_weights(f"Version {version} cannot be written into")
         self._loading.drop_left_open()
-        self._loading.begin(self._loading.path(self._facts(), _live_tensors(self._model())))
+        routes = self._traced.routes(self.current_incarnation())
+        live = _live_tensors(self._loading.loaded(routes))
+        self._loading.begin(self._loading.path(self._facts(), live), routes)
 
     def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
         """Gives `tensors` to the model's loader, in plan order.
@@ -182,7 +203,7 @@ class VllmWorkerEngine:
             import torch
 
             torch.cuda.synchronize(self._worker.device)
-        self._sleep.rewritten()
+        self._sleep.rewritten(but=self._not_written())
 
     def publish(self, version: int) -> None:
         """The version label belongs to the engine core, which the front sets; a worker has none."""
@@ -206,16 +227,29 @@ class VllmWorkerEngine:
             why = "It sleeps, and nobody has taken the memory back."
             raise SyncError(f"{what} this vLLM worker: its weights are released.", why, fix)
 
+    def _not_written(self) -> str:
+        """What of the weights no sync writes, "" where all are: a worker may have lost them."""
+        drafter = self._drafter()
+        if drafter is None or drafter.model is None:
+            return ""
+        routes = self._traced.routes(self.current_incarnation())
+        return "" if routes.reach_the_drafter else drafter.policy.kept
+
     def _model(self) -> nn.Module:
         model: nn.Module = self._worker.model_runner.get_model()
         return model
+
+    def _drafter(self) -> Drafter | None:
+        return drafter_of(self._worker)
+
+    def _root(self) -> nn.Module:
+        return root_of(self._model(), draft_model_of(self._worker.model_runner))
 
     def _facts(self) -> EngineFacts:
         return worker_facts(self._worker, plain_cpu_weights=plain_cpu_weights().active)
 
     def _features(self) -> EngineFeatures:
         config = self._worker.vllm_config
-        speculative = config.speculative_config
         transfer = config.kv_transfer_config  # made by the engine itself for kv_offloading_size
         return EngineFeatures(
             quantization=config.model_config.quantization or "",
@@ -224,7 +258,7 @@ class VllmWorkerEngine:
             pipeline_parallel=config.parallel_config.pipeline_parallel_size,
             data_parallel=config.parallel_config.data_parallel_size,
             latent_attention=bool(config.model_config.use_mla),
-            drafter="" if speculative is None else str(speculative.method or "speculative"),
+            drafter=drafter_obstacle(self._drafter()),
             kv_connector="" if transfer is None else str(transfer.kv_connector or "a KV connector"),
         )
 
