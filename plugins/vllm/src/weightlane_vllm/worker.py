@@ -229,11 +229,11 @@ class VllmWorkerEngine:
 
     def _not_written(self) -> str:
         """What of the weights no sync writes, "" where all are: a worker may have lost them."""
-        drafter = self._drafter()
-        if drafter is None or drafter.model is None:
+        if draft_model_of(self._worker.model_runner) is None:
             return ""
+        drafter = self._drafter()
         routes = self._traced.routes(self.current_incarnation())
-        return "" if routes.reach_the_drafter else drafter.policy.kept
+        return "" if drafter is None or routes.reach_the_drafter else drafter.policy.kept
 
     def _model(self) -> nn.Module:
         model: nn.Module = self._worker.model_runner.get_model()
