@@ -67,7 +67,7 @@ class FakeStrict(FakeLoaded):
         given = dict(tensors)
         unknown = given.keys() - dict(self.named_parameters()).keys()
         if unknown:
-            raise ValueError(f"There is no parameter named {sorted(unknown)[0]}")
+            raise ValueError(f"There is no parameter named {min(unknown)}")
         super().load_weights(given.items())
 
 

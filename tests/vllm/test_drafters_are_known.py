@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 def fake_config(method: str, drafter: str, **more: Any) -> SimpleNamespace:
     """What vLLM's configuration has of a model in /model and something that drafts for it."""
-    fields = {"quantization": None, "get_num_experts": lambda: 0, "use_mla": False, "parallel_drafting": False}
+    fields = {
+        "quantization": None,
+        "get_num_experts": lambda: 0,
+        "use_mla": False,
+        "parallel_drafting": False,
+    }
     fields |= more
     draft = SimpleNamespace(
         model=drafter, **{name: fields[name] for name in ("quantization", "get_num_experts", "use_mla")}

@@ -1,4 +1,4 @@
-"""Engines that draft, each with a trainer in one process: what a sync writes of a drafter, and what it leaves.
+"""Engines that draft, each with a trainer in one process: what a sync writes of a drafter, what it leaves.
 
 python sync_drafters.py FOLDER ANSWER KIND...
 """
@@ -74,9 +74,7 @@ class Engine(Owner):
     def accepted(self) -> tuple[int, int]:
         """Tokens that were drafted since the last question, and how many of them were accepted."""
         counters = {item.name: getattr(item, "value", 0) for item in self.llm.get_metrics()}
-        now = tuple(
-            int(counters[f"vllm:spec_decode_num_{kind}_tokens"]) for kind in ("draft", "accepted")
-        )
+        now = tuple(int(counters[f"vllm:spec_decode_num_{kind}_tokens"]) for kind in ("draft", "accepted"))
         before, self._counted = self._counted, (now[0], now[1])
         return now[0] - before[0], now[1] - before[1]
 

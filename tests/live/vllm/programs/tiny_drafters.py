@@ -47,7 +47,7 @@ class MtpTrainer(Trainer):
         return self.model.model.mtp_layers[0]
 
     def drafts_with(self) -> dict[str, Tensor]:
-        """What vLLM's drafter is to hold of its own, by the names that it has there (two layers before it)."""
+        """What vLLM's drafter is to hold of its own, by its names there: two layers are before it."""
         state = dict(self.layer.state_dict())
         for whole, pieces in (("self_attn.qkv_proj", "qkv"), ("mlp.gate_up_proj", ("gate", "up"))):
             path = whole.rpartition(".")[0]
