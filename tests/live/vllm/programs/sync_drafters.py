@@ -30,31 +30,30 @@ MTP = {"method": "mtp", "num_speculative_tokens": 1}
 BUFFER = "router_bias"
 
 
-class Engine(Owner):
+class Engine:
     """An `LLM` that drafts."""
 
     def __init__(self, model: Path, speculative: dict[str, Any], **settings: Any) -> None:
         from vllm import LLM
 
-        super().__init__(
-            LLM(
-                model=str(model),
-                dtype="float32",
-                max_model_len=128,
-                max_num_seqs=4,
-                enforce_eager=True,
-                skip_tokenizer_init=True,
-                disable_log_stats=False,
-                worker_extension_cls="weightlane_vllm.worker_extension.WeightlaneWorkerExtension",
-                speculative_config=speculative,
-                **settings,
-            )
+        self.llm = LLM(
+            model=str(model),
+            dtype="float32",
+            max_model_len=128,
+            max_num_seqs=4,
+            enforce_eager=True,
+            skip_tokenizer_init=True,
+            disable_log_stats=False,
+            worker_extension_cls="weightlane_vllm.worker_extension.WeightlaneWorkerExtension",
+            speculative_config=speculative,
+            **settings,
         )
         self._counted = 0, 0
 
     @property
     def runner(self) -> Any:
-        return self.worker.model_runner
+        """Where the one worker is of this process."""
+        return Owner(self.llm).worker.model_runner
 
     @property
     def drafter(self) -> nn.Module:
@@ -83,12 +82,10 @@ def held_by(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def lane(engine: Engine, model: Any, **settings: Any) -> Lane:
+def lane(engine: Engine, model: Any) -> Lane:
     return wl.connect(
         trainer=wl.trainer("torch", model=model),
         rollout=[wl.rollout("vllm", engine=engine.llm)],
-        transport="inprocess",
-        **settings,
     )
 
 
@@ -118,9 +115,9 @@ def synced(engine: Engine, trainer: Trainer, model: Any, look: Callable[[], Any]
             reports: list[Any] = []
             engine.accepted()
             done = updated(engine, trainer, lambda: reports.append(opened.sync(version=version)))  # noqa: B023
+            seen.setdefault("compared", [item.read_back.elements for item in reports[0].replicas[0].workers])
             seen["syncs"].append({**done, "accepted": engine.accepted()})
             seen["looks"].append(look())
-        seen["not_comparable"] = reports[0].replicas[0].workers[0].counts is None
     return seen
 
 
@@ -223,6 +220,22 @@ def kept(folder: Path) -> dict[str, Any]:
     return seen
 
 
+def two_workers_of_itself(folder: Path) -> dict[str, Any]:
+    """Acceptance tells that both workers' drafters are in step; nobody here can look into them."""
+    checkpoint = qwen3_checkpoint(folder, 2, 0)
+    speculative = {"method": "draft_model", "model": str(checkpoint), "num_speculative_tokens": 3}
+    engine = Engine(checkpoint, speculative, tensor_parallel_size=2)
+    trainer = Trainer(checkpoint)
+    return synced(engine, trainer, trainer.model, lambda: True)
+
+
+def two_workers_of_mtp(folder: Path) -> dict[str, Any]:
+    """Each worker has compared what it holds with what was sent, its part of the drafter too."""
+    checkpoint = mtp_checkpoint(folder)
+    engine, trainer = Engine(checkpoint, MTP, tensor_parallel_size=2), MtpTrainer(checkpoint)
+    return synced(engine, trainer, trainer.model, lambda: True)
+
+
 LORA = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
 KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "mtp": mtp,
@@ -234,6 +247,8 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "ngram": ngram,
     "eagle3": eagle3,
     "kept": kept,
+    "itself@2": two_workers_of_itself,
+    "mtp@2": two_workers_of_mtp,
 }
 
 

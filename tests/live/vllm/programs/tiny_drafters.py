@@ -68,7 +68,9 @@ def mtp_checkpoint(folder: Path) -> Path:
     if target.exists():
         return target
     torch.manual_seed(0)
-    config = Qwen2Config(**COMMON)
+    # vLLM's Qwen2 takes the size of a head from the hidden size alone.
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen2Config(**{**COMMON, **heads})
     Qwen2ForCausalLM(config).save_pretrained(target)
     layer = MtpLayer(config)
     for parameter in layer.parameters():

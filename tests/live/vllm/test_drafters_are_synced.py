@@ -1,0 +1,163 @@
+"""Engines that draft: what a sync writes of a drafter, what it leaves, and that none of it is forgotten."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weightlane_vllm.drafter import DRAFTER
+from weightlane_vllm.launch import FrontStart, front_environment
+from weightlane_vllm.patches import CPU_WEIGHTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+
+PROGRAM = Path(__file__).parent / "programs/sync_drafters.py"
+ERAS = ["0.32", "0.27.1"]
+
+
+@pytest.fixture(scope="module")
+def engines(
+    request: pytest.FixtureRequest, vllm_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., dict[str, Any]]:
+    """What was seen of engines of these kinds, one after the other in one process of this era."""
+
+    def run(era: str, *kinds: str, **variables: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("drafters")
+        environment = {
+            **os.environ,
+            **front_environment(FrontStart("", "", "cpu", 2 if "@2" in kinds[0] else 1)),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            **variables,
+        }
+        if era == "0.27.1":
+            before = str(request.getfixturevalue("vllm_older"))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (before, os.environ.get("PYTHONPATH"))))
+        words = [str(vllm_python), str(PROGRAM), str(folder), str(folder / "answer"), *kinds]
+        finished = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=900, check=False
+        )
+        assert finished.returncode == 0, finished.stdout[-2000:] + finished.stderr[-4000:]
+        answer: dict[str, Any] = json.loads((folder / "answer").read_text())
+        return answer
+
+    return run
+
+
+def arrived(seen: dict[str, Any]) -> None:
+    assert seen["coverage"] == "proven"
+    for sync in seen["syncs"]:
+        assert sync["distance"] <= 1e-4
+        assert sync["moved"] >= 1e-2
+
+
+def follows(seen: dict[str, Any]) -> None:
+    """The drafter of the model's own checkpoint is trained and sent with it."""
+    arrived(seen)
+    assert seen["drafter"] == "MiMoMTP"
+    assert seen["by_attribute"], "older runners have no other way to it"
+    assert seen["looks"] == [True, True], "else it drafts with old weights"
+    assert seen["moved"]
+    (note,) = seen["notes"]
+    assert "the mtp drafter is loaded from the model's own checkpoint" in note
+    assert "draft.model.mtp_layers.2.input_proj.weight: 8192 of its 8192 elements" in seen["left_out"]
+    assert "WEIGHTLANE_VLLM_DRAFTER=keep" in seen["left_out"]
+    assert "draft.model.embed_tokens" not in seen["left_out"], "the model's own"
+    assert "draft.model.mtp_layers.2.router_bias: 4 of its 4 elements" in seen["buffer_left_out"]
+    assert "model.mtp_layers.0.input_proj.weight" in seen["wrong_shape"]
+    assert "unheard_of" in seen["unknown"]
+
+
+def stays(seen: dict[str, Any], method: str) -> None:
+    """One that is not loaded from the model's own checkpoint, or is to be kept."""
+    arrived(seen)
+    assert seen["looks"] == [True, True], "bitwise as it was loaded"
+    (note,) = seen["notes"]
+    assert f"the {method} drafter keeps its own weights" in note
+    assert seen["owned"] > 0
+
+
+def test_the_drafter_of_the_models_own_checkpoint_is_written_and_any_other_kept(
+    engines: Callable[..., dict[str, Any]],
+) -> None:
+    seen = engines("0.32", "mtp", "own")
+    follows(seen["mtp"])
+    stays(seen["own"], "draft_model")
+    assert "draft.lm_head.weight: 32768 of its 32768 elements" in seen["own"]["in_part"]
+    arrived(seen["own"]["trained"])
+    assert seen["own"]["trained"]["looks"] == [True, True]
+
+
+@pytest.mark.long_run
+@pytest.mark.parametrize("era", ERAS)
+def test_with_lora_on_as_well(engines: Callable[..., dict[str, Any]], era: str) -> None:
+    seen = engines(era, "mtp+lora", "own+lora", "itself+lora")
+    follows(seen["mtp+lora"])
+    stays(seen["own+lora"], "draft_model")
+    drafts_are_accepted(seen["itself+lora"])
+
+
+@pytest.mark.long_run
+def test_by_the_older_engine(engines: Callable[..., dict[str, Any]]) -> None:
+    seen = engines("0.27.1", "mtp", "own", "ngram", "eagle3")
+    follows(seen["mtp"])
+    stays(seen["own"], "draft_model")
+    arrived(seen["ngram"])
+    eagle3_keeps_its_own(seen["eagle3"])
+
+
+def drafts_are_accepted(seen: dict[str, Any]) -> None:
+    arrived(seen)
+    assert seen["looks"] == [True, True]
+    for sync in seen["syncs"]:
+        drafted, accepted = sync["accepted"]
+        assert drafted == accepted > 0, "a drafter with old weights is not believed"
+
+
+def eagle3_keeps_its_own(seen: dict[str, Any]) -> None:
+    stays({**seen, "looks": [kept for kept, _ in seen["looks"]]}, "eagle3")
+    assert [follow for _, follow in seen["looks"]] == [True, True], "embeddings are the model's"
+
+
+@pytest.mark.long_run
+def test_one_that_looks_drafts_up_and_one_that_shares_embeddings(
+    engines: Callable[..., dict[str, Any]],
+) -> None:
+    seen = engines("0.32", "ngram", "eagle3", "itself")
+    arrived(seen["ngram"])
+    assert (seen["ngram"]["looks"], seen["ngram"]["notes"]) == ([True, True], [])
+    eagle3_keeps_its_own(seen["eagle3"])
+    drafts_are_accepted(seen["itself"])
+
+
+@pytest.mark.long_run
+def test_its_owner_may_have_it_kept(engines: Callable[..., dict[str, Any]]) -> None:
+    seen = engines("0.32", "kept", **{DRAFTER: "keep"})["kept"]
+    stays(seen, "mtp")
+    assert "has no tensor of this name" in seen["exported"]
+
+
+@pytest.mark.long_run
+@pytest.mark.parametrize("era", ERAS)
+def test_packed_weights_of_both_are_loaded_in_one_session(
+    engines: Callable[..., dict[str, Any]], era: str
+) -> None:
+    seen = engines(era, "mtp", "own", "itself", **{CPU_WEIGHTS: "packed"})
+    assert seen["mtp"]["packed"] > 0, "else nothing is shown"
+    follows(seen["mtp"])
+    stays(seen["own"], "draft_model")
+    drafts_are_accepted(seen["itself"])
+
+
+@pytest.mark.long_run
+def test_two_workers(engines: Callable[..., dict[str, Any]]) -> None:
+    seen = engines("0.32", "itself@2", "mtp@2")
+    drafts_are_accepted(seen["itself@2"])
+    arrived(seen["mtp@2"])
