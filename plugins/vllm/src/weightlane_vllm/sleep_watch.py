@@ -28,7 +28,7 @@ _LOST = (
 )
 
 
-_LOST_FOR_GOOD = "vLLM let its weights go without a copy (sleep level 2), and no sync writes all of them."
+_LOST_FOR_GOOD = "vLLM let its weights go without a copy (sleep level 2), and no sync writes all of them"
 
 
 class SleepWatch:
@@ -82,7 +82,7 @@ class SleepWatch:
 
     def rewritten(self, *, but: str = "") -> None:
         """A full sync has written every tensor, or all `but` what it says: that stays lost where it was."""
-        self._why = f"{_LOST_FOR_GOOD} Of what is lost, {but}. Start the engine again." if but else _LOST
+        self._why = f"{_LOST_FOR_GOOD}: {but}. Start the engine again." if but else _LOST
         self._lost = self._lost and bool(but)
 
     def _slept(self) -> None:
