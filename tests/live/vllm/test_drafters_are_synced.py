@@ -98,10 +98,16 @@ def test_the_drafter_of_the_models_own_checkpoint_is_written_and_any_other_kept(
 @pytest.mark.long_run
 @pytest.mark.parametrize("era", ERAS)
 def test_with_lora_on_as_well(engines: Callable[..., dict[str, Any]], era: str) -> None:
-    seen = engines(era, "mtp+lora", "own+lora", "itself+lora")
+    seen = engines(era, "mtp+lora", "own+lora", "itself+lora", "adapters")
     follows(seen["mtp+lora"])
     stays(seen["own+lora"], "draft_model")
     drafts_are_accepted(seen["itself+lora"])
+    first, second = seen["adapters"]["syncs"]
+    assert (first["phases"], second["phases"]) == (["base", "adapter"], ["adapter"])
+    for sync in (first, second):
+        assert sync["moved"]
+        assert max(sync["distance"], sync["through_us"]) <= 1e-4
+    assert seen["adapters"]["in_step"]
 
 
 @pytest.mark.long_run

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from adapters_of_own_llm import Owner
+from adapters_of_own_llm import Owner, Policy, one_sync, open_lane
 from sync_packed_llm import Trainer, raised, updated
 from tiny_drafters import MtpTrainer, eagle3_checkpoint, mtp_checkpoint, qwen3_checkpoint
 
@@ -115,7 +115,9 @@ def synced(engine: Engine, trainer: Trainer, model: Any, look: Callable[[], Any]
             reports: list[Any] = []
             engine.accepted()
             done = updated(engine, trainer, lambda: reports.append(opened.sync(version=version)))  # noqa: B023
-            seen.setdefault("compared", [item.read_back.elements for item in reports[0].replicas[0].workers])
+            workers = reports[0].replicas[0].workers
+            if version == 1:  # the first sync of a lane is the one that is read back
+                seen["compared"] = [item.read_back.elements for item in workers]
             seen["syncs"].append({**done, "accepted": engine.accepted()})
             seen["looks"].append(look())
     return seen
@@ -180,10 +182,27 @@ def itself(folder: Path, **settings: Any) -> dict[str, Any]:
     speculative = {"method": "draft_model", "model": str(checkpoint), "num_speculative_tokens": 3}
     engine, trainer = Engine(checkpoint, speculative, **settings), Trainer(checkpoint)
 
-    def in_step() -> bool:
-        return same(engine.own_of_drafter(), dict(engine.runner.get_model().named_parameters()))
+    return synced(engine, trainer, trainer.model, lambda: in_step(engine))
 
-    return synced(engine, trainer, trainer.model, in_step)
+
+def in_step(engine: Engine) -> bool:
+    """Whether model and drafter hold the same; LoRA wraps the model alone."""
+    held = engine.runner.get_model().named_parameters()
+    return same(engine.own_of_drafter(), {name.replace(".base_layer", ""): tensor for name, tensor in held})
+
+
+def adapters(folder: Path) -> dict[str, Any]:
+    """Adapters are the model's alone; the base under them is the drafter's too."""
+    checkpoint = qwen3_checkpoint(folder, 2, 0)
+    speculative = {"method": "draft_model", "model": str(checkpoint), "num_speculative_tokens": 3}
+    engine = Engine(checkpoint, speculative, **LORA)
+    with torch.no_grad():
+        for parameter in engine.drafter.parameters():
+            parameter.zero_()
+    policy, owner = Policy(str(checkpoint)), Owner(engine.llm)
+    with open_lane(owner, policy) as opened:
+        syncs = [one_sync(owner, policy, opened, version) for version in (1, 2)]
+    return {"syncs": syncs, "in_step": in_step(engine)}
 
 
 def ngram(folder: Path) -> dict[str, Any]:
@@ -246,6 +265,7 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "itself+lora": lambda folder: itself(folder, **LORA),
     "ngram": ngram,
     "eagle3": eagle3,
+    "adapters": adapters,
     "kept": kept,
     "itself@2": two_workers_of_itself,
     "mtp@2": two_workers_of_mtp,
