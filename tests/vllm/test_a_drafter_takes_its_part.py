@@ -18,6 +18,7 @@ from weightlane_vllm.buffers import BufferWrites
 from weightlane_vllm.draft_routes import LoadRoutes
 from weightlane_vllm.draft_tracing import draft_part
 from weightlane_vllm.drafter import DrafterPolicy
+from weightlane_vllm.loaded_models import LoadedModels
 from weightlane_vllm.model_and_drafter import ModelAndDrafter, root_of
 from weightlane_vllm.tracing import live_tensors_of, traced_load
 from weightlane_vllm.weight_loading import WeightLoading
@@ -225,10 +226,10 @@ def test_a_session_leaves_out_a_drafter_that_nothing_goes_to() -> None:
     model = FakeLoaded(**MODEL)
     drafter = FakeMtp(model)
     runner = SimpleNamespace(get_model=lambda: model, get_draft_model=lambda: drafter)
-    loading = WeightLoading(SimpleNamespace(model_runner=runner))
-    assert loading.loaded(LoadRoutes()) is model
+    models = LoadedModels(SimpleNamespace(model_runner=runner))
+    assert models.written_by(LoadRoutes()) is model
     routes = traced(model, drafter, FOLLOWS, values(**MODEL, mtp=(2, 3))).routes
-    root = loading.loaded(routes)
+    root = models.written_by(routes)
     assert isinstance(root, ModelAndDrafter)
     assert {*root.modules()} == {root, model, drafter}
 

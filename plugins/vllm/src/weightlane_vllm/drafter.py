@@ -76,7 +76,7 @@ def drafter_policy(vllm_config: Any) -> DrafterPolicy | None:
     method = str(speculative.method or "speculative")
     if method in _WITHOUT_WEIGHTS:
         return DrafterPolicy(method, "", "without-weights")
-    if method == _OWN_CLASS:
+    if method == _OWN_CLASS or speculative.draft_model_config is None:
         return DrafterPolicy(method, str(speculative.model or ""), "unknown")
     model = str(speculative.draft_model_config.model)
     unfit = _unfit(speculative)

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 from weightlane.errors import EngineError
 from weightlane.probes import NotViable
 from weightlane_vllm.buffers import BufferWrites, split, write_buffers
-from weightlane_vllm.drafter import draft_model_of
 from weightlane_vllm.facts import RESETS_LORA
 from weightlane_vllm.layerwise_reload import LayerwiseReload, abandon
 from weightlane_vllm.load_path import LoadPath, choose_path, recorded_names
-from weightlane_vllm.model_and_drafter import root_of
+from weightlane_vllm.loaded_models import LoadedModels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from weightlane.facts import EngineFacts
     from weightlane.receiver import LiveTensor
@@ -32,18 +31,13 @@ class WeightLoading:
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
+        self._models = LoadedModels(worker)
         self._session: LayerwiseReload | None = None
         self._late: list[tuple[str, Tensor]] = []
 
-    def loaded(self, routes: LoadRoutes) -> nn.Module:
-        """What a load writes: the model, and its drafter where any of the load goes there."""
-        runner = self._worker.model_runner
-        drafter = draft_model_of(runner) if routes.reach_the_drafter else None
-        return root_of(runner.get_model(), drafter, routes.draft)
-
     def path(self, facts: EngineFacts, live: Sequence[LiveTensor]) -> LoadPath | NotViable:
         """How this worker's model is loaded as it stands, or why it cannot be."""
-        return choose_path(facts, live, recorded_names(self._all()))
+        return choose_path(facts, live, recorded_names(self._models.root))
 
     def begin(self, path: LoadPath | NotViable, routes: LoadRoutes) -> None:
         """Opens a session where the path needs one; a drafter that nothing goes to stays out of it.
@@ -57,7 +51,7 @@ class WeightLoading:
                 "This vLLM worker's weights cannot be loaded.", path.reason, "Start the engine again."
             )
         if path.name == "layerwise-reload":
-            session = LayerwiseReload(self.loaded(routes), self._worker.vllm_config)
+            session = LayerwiseReload(self._models.written_by(routes), self._worker.vllm_config)
             session.begin()
             self._session = session
 
@@ -67,7 +61,7 @@ class WeightLoading:
 
         if self._session is None:
             with torch.no_grad():
-                BufferWrites(self.loaded(routes), routes.buffers).load(tensors)
+                BufferWrites(self._models.written_by(routes), routes.buffers).load(tensors)
             return
         routed, rest = split(tensors, routes.buffers)
         self._late += [(name, tensor.clone()) for name, tensor in routed]
@@ -80,15 +74,11 @@ class WeightLoading:
         if session is None:
             return
         session.finish()
-        write_buffers(self.loaded(routes), routes.buffers, late)
+        write_buffers(self._models.written_by(routes), routes.buffers, late)
         if facts.attributes.get(RESETS_LORA):
             self._worker.model_runner.reset_lora_state()
 
     def drop_left_open(self) -> None:
         """Puts the model back after a session that ended in the middle, or one of the engine's own."""
         self._session, self._late = None, []
-        abandon(self._all())
-
-    def _all(self) -> nn.Module:
-        runner = self._worker.model_runner
-        return root_of(runner.get_model(), draft_model_of(runner))
+        abandon(self._models.root)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from weightlane.errors import EngineError, Problem, SyncError
 from weightlane.probes import NotViable
-from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
+from weightlane.receiver import ExpectedTensor, WorkerDescription
 from weightlane_vllm.adapter_refusals import adapter_problems
 from weightlane_vllm.adapter_shelf import shelf_of
-from weightlane_vllm.drafter import (
-    Drafter,
-    beyond_expected,
-    draft_model_of,
-    drafter_obstacle,
-    drafter_of,
-)
+from weightlane_vllm.drafter import beyond_expected, drafter_obstacle
 from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, worker_facts
+from weightlane_vllm.loaded_models import LoadedModels, live_tensors
 from weightlane_vllm.mapper import read_rules, renamed_prefixes
-from weightlane_vllm.model_and_drafter import root_of
 from weightlane_vllm.names import is_taken, resolve
 from weightlane_vllm.namespace import Namespace
 from weightlane_vllm.patches import plain_cpu_weights
@@ -38,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from weightlane.adapter_engine import AdapterLoad
     from weightlane.adapters import AdapterBinding
@@ -60,15 +52,16 @@ class VllmWorkerEngine:
         self._worker = worker
         self._sleep = watch_of(worker)
         self._traced = TracedNames()
+        self._models = LoadedModels(worker)
         self._loading = WeightLoading(worker)
         self._asked: tuple[object, tuple[ExpectedTensor, ...]] | None = None
 
     def describe(self) -> WorkerDescription:
         """This worker now; shapes of live tensors are those of its own shard."""
-        model = self._model()
+        model = self._models.model
         config = self._worker.vllm_config
         facts = self._facts()
-        live = _live_tensors(self._root())
+        live = live_tensors(self._models.root)
         packed = {
             whole: tuple(pieces) for whole, pieces in getattr(model, "packed_modules_mapping", {}).items()
         }
@@ -85,14 +78,13 @@ class VllmWorkerEngine:
             renames=renamed_prefixes(model),
             facts=facts,
             rules=read_rules(model, wrapper_loads=facts.attributes[LORA_LOAD_WEIGHTS]),
-            beyond=beyond_expected(self._drafter()),
+            beyond=beyond_expected(self._models.drafter),
         )
         return msgspec.structs.replace(description, expected=self._expected(description))
 
     def current_incarnation(self) -> str:
         """That of the model which the worker runs now, and of its drafter."""
-        drafter = draft_model_of(self._worker.model_runner)
-        return ".".join(incarnation_of(model) for model in (self._model(), drafter) if model is not None)
+        return self._models.incarnation
 
     def trace(self, tensors: Sequence[WireTensor]) -> PlacementTable:
         """One load of `tensors` by the live model's own loader, on stand-ins.
@@ -104,7 +96,7 @@ class VllmWorkerEngine:
 
         self._require_weights("A load cannot be traced in", fix="Wake it before a lane is connected.")
         self._loading.drop_left_open()
-        model, drafter = self._model(), self._drafter()
+        model, drafter = self._models.model, self._models.drafter
         key = table_key(self._worker.vllm_config, worker=self._worker.rank)
         expected = self.describe().expected
         tied = {item.name for item in expected if item.tied_to}
@@ -121,7 +113,7 @@ class VllmWorkerEngine:
         """Parameters and buffers of the live model and its drafter, under every name that they have."""
         from weightlane_vllm.tracing import live_tensors_of
 
-        return live_tensors_of(self._root())
+        return live_tensors_of(self._models.root)
 
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """What this era refuses of the engine, and names of the plan that reach no live tensor.
@@ -138,8 +130,8 @@ class VllmWorkerEngine:
         problems = self.load_problems()
         if problems:
             return problems
+        receiver = f"worker {description.worker}'s model ({type(self._models.model).__name__})"
         if self._traced.known(description.incarnation):
-            receiver = f"worker {description.worker}'s model ({type(self._model()).__name__})"
             return self._traced.unreached([wire.name for wire in plan.tensors], receiver=receiver)
         if description.beyond is not None:
             what = f"worker {description.worker} has a drafter, and no load of these tensors was traced there"
@@ -149,8 +141,7 @@ class VllmWorkerEngine:
             Problem(
                 "unreached",
                 wire.name,
-                f"no tensor of worker {description.worker}'s model ({type(self._model()).__name__}) is known "
-                "to receive it",
+                f"no tensor of {receiver} is known to receive it",
                 "Leave it out of the export, or report the architecture.",
             )
             for wire in plan.tensors
@@ -167,7 +158,7 @@ class VllmWorkerEngine:
 
     def load_problems(self) -> list[Problem]:
         """What stands against any load of whole weights: features of the engine, and no path to load by."""
-        live = _live_tensors(self._root())
+        live = live_tensors(self._models.root)
         path = self._loading.path(self._facts(), live)
         missing = [no_load_path(path, live)] if isinstance(path, NotViable) else []
         return [*refusals_of(self._features()), *missing]
@@ -180,7 +171,7 @@ class VllmWorkerEngine:
         self._require_weights(f"Version {version} cannot be written into")
         self._loading.drop_left_open()
         routes = self._traced.routes(self.current_incarnation())
-        live = _live_tensors(self._loading.loaded(routes))
+        live = live_tensors(self._models.written_by(routes))
         self._loading.begin(self._loading.path(self._facts(), live), routes)
 
     def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
@@ -229,21 +220,11 @@ class VllmWorkerEngine:
 
     def _not_written(self) -> str:
         """What of the weights no sync writes, "" where all are: a worker may have lost them."""
-        if draft_model_of(self._worker.model_runner) is None:
+        if self._models.draft_model is None:
             return ""
-        drafter = self._drafter()
+        drafter = self._models.drafter
         routes = self._traced.routes(self.current_incarnation())
         return "" if drafter is None or routes.reach_the_drafter else drafter.policy.kept
-
-    def _model(self) -> nn.Module:
-        model: nn.Module = self._worker.model_runner.get_model()
-        return model
-
-    def _drafter(self) -> Drafter | None:
-        return drafter_of(self._worker)
-
-    def _root(self) -> nn.Module:
-        return root_of(self._model(), draft_model_of(self._worker.model_runner))
 
     def _facts(self) -> EngineFacts:
         return worker_facts(self._worker, plain_cpu_weights=plain_cpu_weights().active)
@@ -258,7 +239,7 @@ class VllmWorkerEngine:
             pipeline_parallel=config.parallel_config.pipeline_parallel_size,
             data_parallel=config.parallel_config.data_parallel_size,
             latent_attention=bool(config.model_config.use_mla),
-            drafter=drafter_obstacle(self._drafter()),
+            drafter=drafter_obstacle(self._models.drafter),
             kv_connector="" if transfer is None else str(transfer.kv_connector or "a KV connector"),
         )
 
@@ -291,28 +272,6 @@ class VllmWorkerEngine:
                     return ()  # the plan is refused for a better reason, by `check_plan`
                 raise
         return self._asked[1]
-
-
-_INCARNATIONS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-
-def incarnation_of(model: nn.Module) -> str:
-    """A word for this very model object, the same whoever asks in this process."""
-    return _INCARNATIONS.setdefault(model, secrets.token_hex(8))
-
-
-def _live_tensors(model: nn.Module) -> tuple[LiveTensor, ...]:
-    from weightlane.packing import dtype_name
-
-    parameters = [
-        LiveTensor(name, tuple(tensor.shape), dtype_name(tensor.dtype))
-        for name, tensor in model.named_parameters()
-    ]
-    buffers = [
-        LiveTensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), kind="buffer")
-        for name, tensor in model.named_buffers()
-    ]
-    return (*parameters, *buffers)
 
 
 def _gpu_uuid(device: torch.device) -> str:

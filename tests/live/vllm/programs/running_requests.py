@@ -2,8 +2,8 @@
 
 python running_requests.py MODEL ANSWER SYNCS END [itself]     (SYNCS: how many of each kind)
 
-END is how the engine ends: `killed`, or `removed`: an adapter goes while a request names it. With `itself` the
-model's own checkpoint drafts for it once more.
+END is how the engine ends: `killed`, or `removed`: an adapter goes while a request names it. With `itself`
+the model's own checkpoint drafts for it once more.
 """
 
 from __future__ import annotations
