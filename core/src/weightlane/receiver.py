@@ -55,10 +55,12 @@ class NameRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BeyondExpected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who in a worker takes tensors that its expected checkpoint does not hold, such as a drafter.
 
-    `taker` names it in a message, `left_out` says what to do where what it holds is not exported.
+    `taker` names it in a message, and its tensors' names in a table begin with `prefix`. `left_out` says what
+    to do where not all of them are exported.
     """
 
     taker: str
+    prefix: str
     left_out: str
 
 

@@ -94,8 +94,11 @@ def map_replica(
 
 
 def _left_without(problems: Sequence[Problem], beyond: BeyondExpected | None) -> list[Problem]:
-    """Beside what nothing would write, where it may be what somebody beyond the checkpoint holds."""
-    if beyond is None or not any(problem.kind == "uncovered" for problem in problems):
+    """Beside what nothing would write of whoever takes more than the checkpoint."""
+    left = (
+        item.kind == "uncovered" and beyond and item.subject.startswith(beyond.prefix) for item in problems
+    )
+    if beyond is None or not any(left):
         return []
     return [Problem("uncovered", beyond.taker, "not all that it holds is exported", beyond.left_out)]
 

@@ -127,7 +127,7 @@ DESCRIPTION = WorkerDescription(
         wrapper_loads=False,
         expert_prefix="base_layer.",
     ),
-    beyond=BeyondExpected("a drafter", "Export it."),
+    beyond=BeyondExpected("a drafter", "draft.", "Export it."),
     facts=FACTS,
 )
 TABLE = PlacementTable(

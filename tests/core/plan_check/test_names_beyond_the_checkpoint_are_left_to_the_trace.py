@@ -14,7 +14,7 @@ EXPECTED = (
     ExpectedTensor("head", (2,), "float32", tied_to="a"),
     ExpectedTensor("b", (3,), "float32"),
 )
-BEYOND = BeyondExpected("the mtp drafter", "Export it.")
+BEYOND = BeyondExpected("the mtp drafter", "draft.", "Export it.")
 
 
 def manifest(**shapes: tuple[int, ...]) -> Manifest:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from weightlane.errors import UsageError
 from weightlane.receiver import BeyondExpected
+from weightlane_vllm.draft_routes import PREFIX
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,6 +109,7 @@ def beyond_expected(drafter: Drafter | None) -> BeyondExpected | None:
     policy = drafter.policy
     return BeyondExpected(
         f"the {policy.method} drafter ({type(drafter.model).__name__})",
+        PREFIX,
         "What stands under draft. is its own: export that under its checkpoint names, or start the engine "
         f"with {DRAFTER}=keep in its environment, and the drafter stays as it was loaded.",
     )
