@@ -73,6 +73,8 @@ def follows(seen: dict[str, Any]) -> None:
     assert "draft.model.mtp_layers.2.router_bias: 4 of its 4 elements" in seen["buffer_left_out"]
     assert "model.mtp_layers.0.input_proj.weight" in seen["wrong_shape"]
     assert "unheard_of" in seen["unknown"]
+    assert "is out of reach here: it would go on with old weights" in seen["transfer"]
+    assert "does not support draft model weight updates" in seen["draft_update"]
 
 
 def stays(seen: dict[str, Any], method: str) -> None:

@@ -18,6 +18,8 @@ from tiny_drafters import MtpTrainer, eagle3_checkpoint, mtp_checkpoint, qwen3_c
 
 import weightlane as wl
 from weightlane_vllm.drafter import draft_model_of
+from weightlane_vllm.transfer_sender import OfflineClient, WeightSender
+from weightlane_vllm.weight_transfer import register
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,8 +128,13 @@ def synced(engine: Engine, trainer: Trainer, model: Any, look: Callable[[], Any]
 def mtp(folder: Path, **settings: Any) -> dict[str, Any]:
     """The drafter comes from the model's own checkpoint, and is trained with it."""
     checkpoint = mtp_checkpoint(folder)
-    engine, trainer = Engine(checkpoint, MTP, **settings), MtpTrainer(checkpoint)
+    register()
+    engine = Engine(checkpoint, MTP, weight_transfer_config={"backend": "weightlane"}, **settings)
+    trainer = MtpTrainer(checkpoint)
     seen: dict[str, Any] = {"drafter": type(engine.drafter).__name__}
+    client = OfflineClient(engine.llm)
+    seen["transfer"] = raised(WeightSender, client, trainer.model.named_parameters)
+    seen["draft_update"] = raised(engine.llm.collective_rpc, "start_draft_weight_update")
     seen["by_attribute"] = engine.runner.drafter.model is engine.drafter
     seen["packed"] = sum(not item.numel() for item in engine.drafter.parameters())
     seen["left_out"] = not_planned(engine, Trainer(checkpoint).model)
