@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,28 +20,36 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
-PROGRAM = Path(__file__).parent / "programs/sync_drafters.py"
+PROGRAMS = Path(__file__).parent / "programs"
 ERAS = ["0.32", "0.27.1"]
+EXACT, WRONG = 1e-5, 1e-2
 
 
 @pytest.fixture(scope="module")
 def engines(
     request: pytest.FixtureRequest, vllm_python: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., dict[str, Any]]:
-    """What was seen of engines of these kinds, one after the other in one process of this era."""
+    """What a program saw of this era, by what was done; of engines, one after the other in one process."""
 
-    def run(era: str, *kinds: str, **variables: str) -> dict[str, Any]:
+    @cache
+    def run(era: str, *kinds: str, program: str = "sync_drafters", **variables: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("drafters")
         environment = {
             **os.environ,
-            **front_environment(FrontStart("", "", "cpu", 2 if "@2" in kinds[0] else 1)),
+            **front_environment(FrontStart("", "", "cpu", 2 if "@2" in "".join(kinds) else 1)),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             **variables,
         }
         if era == "0.27.1":
             before = str(request.getfixturevalue("vllm_older"))
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (before, os.environ.get("PYTHONPATH"))))
-        words = [str(vllm_python), str(PROGRAM), str(folder), str(folder / "answer"), *kinds]
+        words = [
+            str(vllm_python),
+            str(PROGRAMS / f"{program}.py"),
+            str(folder),
+            str(folder / "answer"),
+            *kinds,
+        ]
         finished = subprocess.run(
             words, env=environment, capture_output=True, text=True, timeout=900, check=False
         )
@@ -169,3 +178,35 @@ def test_two_workers(engines: Callable[..., dict[str, Any]]) -> None:
     seen = engines("0.32", "itself@2", "mtp@2")
     drafts_are_accepted(seen["itself@2"])
     arrived(seen["mtp@2"])
+
+
+@pytest.mark.long_run
+@pytest.mark.parametrize("era", ERAS)
+def test_the_layers_of_a_drafter_compute_with_what_was_sent(
+    engines: Callable[..., dict[str, Any]], era: str
+) -> None:
+    """In real layers without an engine, found by the attribute that runners before 0.26 have."""
+    seen = engines(era, program="drafters_in_workers")
+    for kind, path in (("packed", "layerwise-reload"), ("lora", "in-place")):
+        of = seen[kind]
+        assert (of["path"], of["problems"]) == (path, [])
+        assert (of["emptied"] > 0) == (kind == "packed")
+        assert len(of["left_out"]) == 11
+        assert all(told.startswith("uncovered draft.model.mtp_layers.2.") for told in of["left_out"])
+        assert min(of["stale"].values()) >= WRONG, "else nothing is shown"
+        assert not of["old"]
+        assert max(*of["synced"].values(), *of["again"].values()) <= EXACT
+        assert of["holds"]
+        assert of["holds_again"]
+
+
+@pytest.mark.long_run
+@pytest.mark.parametrize("era", ERAS)
+def test_a_packed_drafter_that_is_kept_is_never_put_in_its_loading_form(
+    engines: Callable[..., dict[str, Any]], era: str
+) -> None:
+    kept = engines(era, program="drafters_in_workers")["kept"]
+    assert kept["problems"] == []
+    assert kept["computes"] == [True] * 3
+    assert kept["holds"]
+    assert kept["follows"], "embeddings are the model's"
