@@ -156,9 +156,14 @@ def test_one_that_looks_drafts_up_and_one_that_shares_embeddings(
 
 @pytest.mark.long_run
 def test_its_owner_may_have_it_kept(engines: Callable[..., dict[str, Any]]) -> None:
-    seen = engines("0.32", "kept", **{DRAFTER: "keep"})["kept"]
-    stays(seen, "mtp")
-    assert "has no tensor of this name" in seen["exported"]
+    seen = engines("0.32", "kept", "itself", **{DRAFTER: "keep"})
+    stays(seen["kept"], "mtp")
+    assert "has no tensor of this name" in seen["kept"]["exported"]
+    arrived(seen["itself"])
+    assert seen["itself"]["looks"] == [False, False]
+    for sync in seen["itself"]["syncs"]:
+        drafted, accepted = sync["accepted"]
+        assert accepted < drafted, "the control: what becomes of acceptance where it is not written"
 
 
 @pytest.mark.long_run
