@@ -221,6 +221,17 @@ def test_a_name_that_neither_takes_is_told() -> None:
     assert any("There is no parameter named unheard_of" in problem.what for problem in told)
 
 
+def test_one_of_another_shape_is_named() -> None:
+    model = FakeLoaded(**MODEL)
+    sent = values(**MODEL, mtp=(2, 4))
+    load = traced(model, FakeMtp(model), FOLLOWS, sent)
+    told = coverage_problems([load.table], {}, receiver="vllm")
+    assert "The loader of the drafter (FakeMtp) refused mtp. RuntimeError" in told[0].what
+    drafter = FakeMtp(model)
+    with pytest.raises(EngineError, match=r"The loader of the drafter \(FakeMtp\) refused mtp\."):
+        loaded(model, drafter, load.routes, sent)
+
+
 def test_a_session_leaves_out_a_drafter_that_nothing_goes_to() -> None:
     """What is put in its loading form and given nothing is not what it was."""
     model = FakeLoaded(**MODEL)

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from weightlane.errors import EngineError
 from weightlane_vllm.draft_routes import PREFIX, DraftRoutes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
+
+_REFUSALS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What loaders raise for a tensor that they cannot take; whatever else is not theirs and passes."""
 
 
 class ModelAndDrafter(nn.Module):
@@ -43,7 +47,11 @@ class ModelAndDrafter(nn.Module):
         return self._modules[PREFIX.removesuffix(".")]
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Hands each loader its part, in order, in one call of it; none where it has no part."""
+        """Hands each loader its part, in order, in one call of it; none where it has no part.
+
+        Raises:
+            EngineError: the drafter's loader refused a tensor; names it, which vLLM's loaders do not.
+        """
         for_model: list[tuple[str, Tensor]] = []
         for_drafter: list[tuple[str, Tensor]] = []
         for name, tensor in tensors:
@@ -54,7 +62,29 @@ class ModelAndDrafter(nn.Module):
         if for_model:
             self.model.load_weights(iter(for_model))
         if for_drafter:
-            self.drafter.load_weights(iter(for_drafter))
+            self._draft(for_drafter)
+
+    def _draft(self, tensors: list[tuple[str, Tensor]]) -> None:
+        from weightlane.trace.values import ValueNeededError
+
+        at = ""
+
+        def one_by_one() -> Iterator[tuple[str, Tensor]]:
+            nonlocal at
+            for name, tensor in tensors:
+                at = name
+                yield name, tensor
+
+        try:
+            self.drafter.load_weights(one_by_one())
+        except ValueNeededError:
+            raise  # a trace's own, which ends it
+        except _REFUSALS as error:
+            raise EngineError(
+                f"The loader of the drafter ({type(self.drafter).__name__}) refused {at}.",
+                f"{type(error).__name__}: {error}",
+                "Send it in the shape in which the drafter holds it, or leave it out of the export.",
+            ) from error
 
 
 def root_of(model: nn.Module, drafter: nn.Module | None, routes: DraftRoutes | None = None) -> nn.Module:
