@@ -123,7 +123,7 @@ def test_with_lora_on_as_well(engines: Callable[..., dict[str, Any]], era: str) 
 
 @pytest.mark.long_run
 def test_by_the_older_engine(engines: Callable[..., dict[str, Any]]) -> None:
-    seen = engines("0.27.1", "mtp", "own", "ngram", "eagle3")
+    seen = engines("0.27.1", "mtp", "own", "eagle3", "ngram")
     follows(seen["mtp"])
     stays(seen["own"], "draft_model")
     arrived(seen["ngram"])
@@ -147,7 +147,7 @@ def eagle3_keeps_its_own(seen: dict[str, Any]) -> None:
 def test_one_that_looks_drafts_up_and_one_that_shares_embeddings(
     engines: Callable[..., dict[str, Any]],
 ) -> None:
-    seen = engines("0.32", "ngram", "eagle3", "itself")
+    seen = engines("0.32", "eagle3", "itself", "ngram")
     arrived(seen["ngram"])
     assert (seen["ngram"]["looks"], seen["ngram"]["notes"]) == ([True, True], [])
     eagle3_keeps_its_own(seen["eagle3"])

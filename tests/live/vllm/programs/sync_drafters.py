@@ -213,6 +213,7 @@ def adapters(folder: Path) -> dict[str, Any]:
 
 
 def ngram(folder: Path) -> dict[str, Any]:
+    """The last of its process: it imports numba, past which vLLM 0.32's CPU platform starts no engine."""
     checkpoint = qwen3_checkpoint(folder, 2, 0)
     engine = Engine(checkpoint, {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3})
     trainer = Trainer(checkpoint)
