@@ -36,7 +36,7 @@ def engines(
         folder = tmp_path_factory.mktemp("drafters")
         environment = {
             **os.environ,
-            **front_environment(FrontStart("", "", "cpu", 2 if "@2" in "".join(kinds) else 1)),
+            **front_environment(FrontStart("", "", "cpu")),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             **variables,
         }
@@ -180,13 +180,6 @@ def test_packed_weights_of_both_are_loaded_in_one_session(
 
 
 @pytest.mark.long_run
-def test_two_workers(engines: Callable[..., dict[str, Any]]) -> None:
-    seen = engines("0.32", "itself@2", "mtp@2")
-    drafts_are_accepted(seen["itself@2"])
-    arrived(seen["mtp@2"])
-
-
-@pytest.mark.long_run
 @pytest.mark.parametrize("era", ERAS)
 def test_the_layers_of_a_drafter_compute_with_what_was_sent(
     engines: Callable[..., dict[str, Any]], era: str
@@ -216,3 +209,12 @@ def test_a_packed_drafter_that_is_kept_is_never_put_in_its_loading_form(
     assert kept["computes"] == [True] * 3
     assert kept["holds"]
     assert kept["follows"], "embeddings are the model's"
+
+
+@pytest.mark.long_run
+@pytest.mark.parametrize("era", ERAS)
+def test_two_ranks_cover_model_and_drafter_together(engines: Callable[..., dict[str, Any]], era: str) -> None:
+    ranks = engines(era, program="drafters_in_workers")["ranks"]
+    assert ranks["problems"] == []
+    assert ranks["input_proj"] == [[64, 128], [64, 128]], "replicated"
+    assert ranks["qkv_proj"] == [[96, 64], [96, 64]], "one head of two each, and the one of keys and values"

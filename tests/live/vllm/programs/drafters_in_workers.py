@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,21 @@ from unittest import mock
 
 import torch
 from lora_workers import FakeRunner
-from plain_workers import loaded_worker
+from plain_workers import FakeWorker, loaded_worker
 from reload_in_workers import Reloaded
 from tiny_drafters import MtpTrainer, mtp_checkpoint
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
 
+from weightlane.messages import WireTensor
 from weightlane.trace.coverage import coverage_problems
 from weightlane_vllm.drafter import DRAFTER
+from weightlane_vllm.one_rank import clean_process, place_of_rank
 from weightlane_vllm.patches import plain_cpu_weights
+from weightlane_vllm.worker import VllmWorkerEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +87,7 @@ def observe_drafters(folder: Path) -> dict[str, Any]:
         seen = {"packed": _synced(checkpoint), "kept": _kept(checkpoint)}
         plain_cpu_weights().apply()
         seen["lora"] = _synced(checkpoint, enable_lora=True, max_loras=2, max_lora_rank=8)
+        seen["ranks"] = _two_ranks(checkpoint)
     finally:
         if patched:
             plain_cpu_weights().apply()
@@ -127,6 +135,44 @@ def _kept(checkpoint: Path) -> dict[str, Any]:
         seen["holds"] = all(torch.equal(held[name], now[name]) for name in held if name not in shared)
         seen["follows"] = not torch.equal(held[shared[0]], now[shared[0]])
     return seen
+
+
+def _two_ranks(checkpoint: Path) -> dict[str, Any]:
+    """What both workers of tensor parallelism 2 would write, each built with what is its own."""
+    sent = MtpTrainer(checkpoint).model.state_dict()
+    wires = [WireTensor(name, tuple(tensor.shape), "float32") for name, tensor in sent.items()]
+    tables = []
+    for rank in (0, 1):
+        with ExitStack() as stack:
+            stack.enter_context(clean_process())
+            stack.enter_context(place_of_rank(rank, 2))
+            config = EngineArgs(
+                model=str(checkpoint),
+                dtype="float32",
+                tensor_parallel_size=2,
+                max_model_len=128,
+                skip_tokenizer_init=True,
+                enforce_eager=True,
+                speculative_config=SPECULATIVE,
+            ).create_engine_config()
+            config.parallel_config.rank = rank
+            config.compilation_config.static_forward_context = {}
+            stack.enter_context(set_default_torch_dtype(torch.float32))
+            stack.enter_context(set_current_vllm_config(config))
+            model: Any = initialize_model(vllm_config=config)
+            draft = config.speculative_config.draft_model_config
+            drafter: Any = initialize_model(vllm_config=config, model_config=draft)
+            drafter.model.embed_tokens, drafter.lm_head = model.model.embed_tokens, model.lm_head
+            worker = FakeWorker(model, config)
+            worker.rank = rank
+            worker.model_runner.drafter = SimpleNamespace(model=drafter)
+            tables.append(VllmWorkerEngine(worker).trace(wires))
+    shapes = [{item.name: list(item.shape) for item in table.targets} for table in tables]
+    return {
+        "problems": [str(item) for item in coverage_problems(tables, {}, receiver="the workers")],
+        "input_proj": [told["draft.model.mtp_layers.2.input_proj.weight"] for told in shapes],
+        "qkv_proj": [told[f"{HERE}self_attn.qkv_proj.weight"] for told in shapes],
+    }
 
 
 if __name__ == "__main__":

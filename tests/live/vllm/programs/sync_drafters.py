@@ -254,22 +254,6 @@ def kept(folder: Path) -> dict[str, Any]:
     return seen
 
 
-def two_workers_of_itself(folder: Path) -> dict[str, Any]:
-    """Acceptance tells that both workers' drafters are in step; nobody here can look into them."""
-    checkpoint = qwen3_checkpoint(folder, 2, 0)
-    speculative = {"method": "draft_model", "model": str(checkpoint), "num_speculative_tokens": 3}
-    engine = Engine(checkpoint, speculative, tensor_parallel_size=2)
-    trainer = Trainer(checkpoint)
-    return synced(engine, trainer, trainer.model, lambda: True)
-
-
-def two_workers_of_mtp(folder: Path) -> dict[str, Any]:
-    """Each worker has compared what it holds with what was sent, its part of the drafter too."""
-    checkpoint = mtp_checkpoint(folder)
-    engine, trainer = Engine(checkpoint, MTP, tensor_parallel_size=2), MtpTrainer(checkpoint)
-    return synced(engine, trainer, trainer.model, lambda: True)
-
-
 LORA = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
 KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "mtp": mtp,
@@ -282,8 +266,6 @@ KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "eagle3": eagle3,
     "adapters": adapters,
     "kept": kept,
-    "itself@2": two_workers_of_itself,
-    "mtp@2": two_workers_of_mtp,
 }
 
 
