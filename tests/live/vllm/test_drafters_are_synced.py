@@ -168,11 +168,10 @@ def test_its_owner_may_have_it_kept(engines: Callable[..., dict[str, Any]]) -> N
 
 
 @pytest.mark.long_run
-@pytest.mark.parametrize("era", ERAS)
 def test_packed_weights_of_both_are_loaded_in_one_session(
-    engines: Callable[..., dict[str, Any]], era: str
+    engines: Callable[..., dict[str, Any]],
 ) -> None:
-    seen = engines(era, "mtp", "own", "itself", **{CPU_WEIGHTS: "packed"})
+    seen = engines("0.32", "mtp", "own", "itself", **{CPU_WEIGHTS: "packed"})
     assert seen["mtp"]["packed"] > 0, "else nothing is shown"
     follows(seen["mtp"])
     stays(seen["own"], "draft_model")

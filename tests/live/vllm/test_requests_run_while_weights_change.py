@@ -19,12 +19,11 @@ PROGRAM = Path(__file__).parent / "programs/running_requests.py"
 
 @pytest.mark.requirement("R82")
 @pytest.mark.parametrize(
-    ("older", "syncs", "end", "drafts"),
+    ("older", "syncs", "end"),
     [
-        pytest.param(False, 1, "killed", (), id="0.32"),
-        pytest.param(False, 8, "removed", (), id="0.32-long", marks=pytest.mark.long_run),
-        pytest.param(False, 1, "killed", ("itself",), id="0.32-drafts", marks=pytest.mark.long_run),
-        pytest.param(True, 3, "killed", (), id="0.27.1", marks=pytest.mark.long_run),
+        pytest.param(False, 1, "killed", id="0.32"),
+        pytest.param(False, 8, "removed", id="0.32-long", marks=pytest.mark.long_run),
+        pytest.param(True, 3, "killed", id="0.27.1", marks=pytest.mark.long_run),
     ],
 )
 def test_every_output_is_made_by_one_version(
@@ -35,15 +34,13 @@ def test_every_output_is_made_by_one_version(
     older: bool,
     syncs: int,
     end: str,
-    drafts: tuple[str, ...],
 ) -> None:
     environment = {**os.environ, **front_environment(FrontStart(str(tiny_folder), "", "cpu"))}
     if older:
         before = str(request.getfixturevalue("vllm_older"))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (before, os.environ.get("PYTHONPATH"))))
-    answer = str(tmp_path / "answer")
     finished = subprocess.run(
-        [str(vllm_python), str(PROGRAM), str(tiny_folder), answer, str(syncs), end, *drafts],
+        [str(vllm_python), str(PROGRAM), str(tiny_folder), str(tmp_path / "answer"), str(syncs), end],
         env=environment,
         capture_output=True,
         text=True,

@@ -1,9 +1,8 @@
 """Trainer and `AsyncLLM` in one process, requests running all the while; writes what was seen, as JSON.
 
-python running_requests.py MODEL ANSWER SYNCS END [itself]     (SYNCS: how many of each kind)
+python running_requests.py MODEL ANSWER SYNCS END     (SYNCS: how many of each kind)
 
-END is how the engine ends: `killed`, or `removed`: an adapter goes while a request names it. With `itself`
-the model's own checkpoint drafts for it once more.
+END is how the engine ends: `killed`, or `removed`: an adapter goes while a request names it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ TOKENS = 24
 
 def main() -> None:
     folder, answer, syncs, end = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    drafts = {"method": "draft_model", "model": folder, "num_speculative_tokens": 2}
     from transformers import AutoModelForCausalLM
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -56,7 +54,6 @@ def main() -> None:
         max_lora_rank=8,
         max_loras=2,
         worker_extension_cls="weightlane_vllm.worker_extension.WeightlaneWorkerExtension",
-        speculative_config=drafts if sys.argv[5:] == ["itself"] else None,
     )
     loop = LoopThread()
     engine = loop.call(lambda: AsyncLLM.from_engine_args(arguments), 300.0)
