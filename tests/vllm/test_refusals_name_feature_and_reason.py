@@ -28,7 +28,7 @@ def test_a_plain_dense_engine_is_not_refused() -> None:
         (EngineFeatures(pipeline_parallel=2), "pipeline-parallel", "2 pipeline stages"),
         (EngineFeatures(data_parallel=2), "data-parallel", "2 data-parallel"),
         (EngineFeatures(latent_attention=True), "latent-attention", "kv_b_proj"),
-        (EngineFeatures(drafter="eagle"), "speculative-decoding", "eagle"),
+        (EngineFeatures(drafter="the mtp drafter is fp8"), "speculative-decoding", "the mtp drafter"),
         (EngineFeatures(kv_connector="LMCacheConnectorV1"), "kv_transfer_config", "LMCacheConnectorV1"),
     ],
 )

@@ -8,6 +8,7 @@ from weightlane.manifest import Manifest, TensorSpec
 from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
 from weightlane.trace.table import Placement, PlacementTable, TableKey, TracedSource, TracedTarget
 from weightlane.types import Phase
+from weightlane_vllm.draft_routes import LoadRoutes
 from weightlane_vllm.eras import ERAS
 from weightlane_vllm.plugin import weightlane_map_names
 from weightlane_vllm.traced_names import TracedNames
@@ -29,7 +30,7 @@ def table(*pairs: tuple[str, str]) -> PlacementTable:
 
 def test_a_name_that_no_trace_was_handed_is_refused_with_the_one_in_its_place() -> None:
     names = TracedNames()
-    names.add("one", table(("a.weight", "a.base_layer.weight")), {})
+    names.add("one", table(("a.weight", "a.base_layer.weight")), LoadRoutes())
     assert names.targets_of("a.weight") == ("live.a.weight",)
     assert names.unreached(["a.base_layer.weight"], receiver="worker 0") == []
     (problem,) = names.unreached(["a.weight"], receiver="worker 0")
@@ -39,17 +40,17 @@ def test_a_name_that_no_trace_was_handed_is_refused_with_the_one_in_its_place() 
 
 def test_lanes_with_tensors_of_their_own_add_up_while_the_model_stands() -> None:
     names = TracedNames()
-    names.add("one", table(("a", "a")), {})
-    names.add("one", table(("b", "b")), {})
+    names.add("one", table(("a", "a")), LoadRoutes())
+    names.add("one", table(("b", "b")), LoadRoutes())
     assert names.known("one")
     assert names.unreached(["a", "b"], receiver="worker 0") == []
 
 
 def test_a_new_model_knows_nothing_of_the_old_ones_traces() -> None:
     names = TracedNames()
-    names.add("one", table(("a", "a")), {})
+    names.add("one", table(("a", "a")), LoadRoutes())
     assert not names.known("two")
-    names.add("two", table(("b", "b")), {})
+    names.add("two", table(("b", "b")), LoadRoutes())
     assert not names.known("one")
     assert [problem.subject for problem in names.unreached(["a"], receiver="worker 0")] == ["a"]
 
@@ -83,9 +84,9 @@ def test_the_map_is_the_traces_where_there_is_one_and_the_static_rules_else() ->
 
 def test_routes_stand_with_the_incarnation_that_they_were_traced_of() -> None:
     names = TracedNames()
-    names.add("one", table(("a", "a")), {"bias": "live.bias"})
-    names.add("one", table(("b", "b")), {})
-    assert names.routes("one") == {"bias": "live.bias"}
-    assert names.routes("two") == {}
-    names.add("two", table(("a", "a")), {})
-    assert names.routes("two") == {}
+    names.add("one", table(("a", "a")), LoadRoutes({"bias": "live.bias"}))
+    names.add("one", table(("b", "b")), LoadRoutes())
+    assert names.routes("one") == LoadRoutes({"bias": "live.bias"})
+    assert names.routes("two") == LoadRoutes()
+    names.add("two", table(("a", "a")), LoadRoutes())
+    assert names.routes("two") == LoadRoutes()

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from weightlane.adapter_check import check_adapter_plan
 from weightlane.engine_agent import TellsItsBase, released_by, why_not_whole
 from weightlane.errors import Problem
-from weightlane.plan_check import check_against_expected, check_layout
+from weightlane.plan_check import check_against_expected, check_layout, left_to_the_trace
 from weightlane.types import Phase
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def attach_problems(
     problems: list[Problem] = []
     if plan.phase is not Phase.ADAPTER:
         named = [replace(item, name=plan.canonical.get(item.name, item.name)) for item in plan.tensors]
-        problems += check_against_expected(named, description.expected, receiver=receiver)
+        found = check_against_expected(named, description.expected, receiver=receiver)
+        problems += left_to_the_trace(found, description.beyond)  # the engine knows what it has traced
     elif not base.whole and not _is_sent(plan):
         what = "a sync of full weights left it half-written, and an adapter would be put on that"
         problems.append(Problem("residency", receiver, what, "Sync full weights until it succeeds."))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from weightlane.buckets import BucketLayout
     from weightlane.messages import ReceivePlan, WireTensor
-    from weightlane.receiver import ExpectedTensor
+    from weightlane.receiver import BeyondExpected, ExpectedTensor
 
 _MOST_ELEMENTS = (1 << 63) - 1
 
@@ -80,6 +80,11 @@ def _check_bucket(plan: ReceivePlan, position: int, layout: BucketLayout) -> lis
             )
         end = entry.offset + entry.nbytes
     return problems
+
+
+def left_to_the_trace(problems: Sequence[Problem], beyond: BeyondExpected | None) -> list[Problem]:
+    """Without those of names that are not expected, where a trace tells whether they are taken."""
+    return [problem for problem in problems if beyond is None or problem.kind != "extra-name"]
 
 
 def check_against_expected(

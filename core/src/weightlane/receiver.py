@@ -52,12 +52,26 @@ class NameRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expert_prefix: str = ""
 
 
+class BeyondExpected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who in a worker takes tensors that its expected checkpoint does not hold, such as a drafter.
+
+    `taker` names it in a message, and its tensors' names in a table begin with `prefix`. `left_out` says what
+    to do where not all of them are exported.
+    """
+
+    taker: str
+    prefix: str
+    left_out: str
+
+
 class WorkerDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine worker as its agent, or the controller on its behalf, sees it.
 
     `incarnation` changes whenever the process or the model in it is made anew. `packed` maps a fused
     receiver module to the checkpoint modules that it holds, `renames` a checkpoint prefix to the
     receiver's, both as the engine's model class declares them; `rules` holds whatever else it declares.
+    `beyond` is None where every name that is not in `expected` is refused. Where it is not, a trace decides:
+    such a name is handed to the loader in the shape that is exported, and refused if nothing takes it.
     """
 
     worker: int
@@ -75,6 +89,7 @@ class WorkerDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     renames: dict[str, str] = {}
     facts: EngineFacts | None = None
     rules: NameRules = NameRules()
+    beyond: BeyondExpected | None = None
 
 
 UNKNOWN = "unknown"

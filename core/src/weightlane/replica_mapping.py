@@ -11,6 +11,7 @@ from weightlane.contexts import MapNamesContext
 from weightlane.endpoint import ReadingBackEndpoint
 from weightlane.errors import Problem, near_names
 from weightlane.plan import wire_tensors
+from weightlane.plan_check import left_to_the_trace
 from weightlane.plan_problems import dtype_problems, duplicate_names, mapped_problems, tie_problems
 from weightlane.trace.asking import ask_for_tables, sources_to_trace
 from weightlane.trace.figures import figures_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from weightlane.manifest import Manifest
     from weightlane.planning import OpenReplica, PlanRequest
-    from weightlane.receiver import NameEntry
+    from weightlane.receiver import BeyondExpected, NameEntry
     from weightlane.registry import Registry
     from weightlane.trace.figures import TraceFigures
     from weightlane.trace.table import PlacementTable
@@ -66,7 +67,8 @@ def map_replica(
     if refused is not None:
         return MappedReplica((), (refused,))
     where = f"{replica.facts.engine} at {replica.endpoint.address}"
-    sources = sources_to_trace(manifest, replica.workers[0].expected)
+    worker = replica.workers[0]
+    sources = sources_to_trace(manifest, worker.expected, worker.beyond)
     answer = ask_for_tables(replica, manifest, sources, request.open_seconds)
     tables = () if isinstance(answer, Untraced) else answer
     per_worker = _entries_per_worker(registry, manifest, replica, tables)
@@ -76,8 +78,10 @@ def map_replica(
         return MappedReplica((), (misaligned,))
     problems = _static_problems(manifest, entries, replica, where)
     if tables:
+        problems = left_to_the_trace(problems, worker.beyond)
         named = {problem.subject for problem in problems if problem.kind in _NAMED_ALREADY}
         problems += table_problems(tables, manifest, entries, receiver=where, named=named)
+        problems += _left_without(problems, worker.beyond)
     else:
         problems += _without_target(entries, replica, where)
     if len({table.style for table in tables}) < 2:
@@ -87,6 +91,16 @@ def map_replica(
     return MappedReplica(
         entries, tuple(problems), "proven", figures=figures_of(tables), tables=_kept(tables, request, replica)
     )
+
+
+def _left_without(problems: Sequence[Problem], beyond: BeyondExpected | None) -> list[Problem]:
+    """Beside what nothing would write of whoever takes more than the checkpoint."""
+    left = (
+        item.kind == "uncovered" and beyond and item.subject.startswith(beyond.prefix) for item in problems
+    )
+    if beyond is None or not any(left):
+        return []
+    return [Problem("uncovered", beyond.taker, "not all that it holds is exported", beyond.left_out)]
 
 
 def _kept(

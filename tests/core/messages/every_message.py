@@ -31,7 +31,14 @@ from weightlane.manifest import Manifest, RankManifest, TensorSpec, TrainedAdapt
 from weightlane.peft import AdapterConfig, ModuleLora
 from weightlane.plan import LanePlan, ReplicaPlan
 from weightlane.program import AgentMove, EngineCall, MemoryCalls, Program, RequestMove, TrainerLifecycle
-from weightlane.receiver import ExpectedTensor, LiveTensor, NameEntry, NameRules, WorkerDescription
+from weightlane.receiver import (
+    BeyondExpected,
+    ExpectedTensor,
+    LiveTensor,
+    NameEntry,
+    NameRules,
+    WorkerDescription,
+)
 from weightlane.residency import WorkerResidency
 from weightlane.trace.figures import TraceFigures
 from weightlane.trace.table import (
@@ -120,6 +127,7 @@ DESCRIPTION = WorkerDescription(
         wrapper_loads=False,
         expert_prefix="base_layer.",
     ),
+    beyond=BeyondExpected("a drafter", "draft.", "Export it."),
     facts=FACTS,
 )
 TABLE = PlacementTable(

@@ -132,3 +132,15 @@ def plan_for(
     return make_plan(
         registry or FakeRegistry(), request_for(**fields), [part or exported()], [opened(engines)]
     )
+
+
+def untraced(engine: Any) -> Any:
+    """The same engine, as one whose plugin cannot trace it."""
+
+    class Quiet:
+        def __getattr__(self, name: str) -> Any:
+            if name in ("trace", "live_tensors"):
+                raise AttributeError(name)
+            return getattr(engine, name)
+
+    return Quiet()

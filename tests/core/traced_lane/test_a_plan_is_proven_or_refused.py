@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from packing_engine import SHAPES, FakePackingEngine
-from planning_rig import FakeEndpoint, FakeRegistry, exported, opened, plan_for, request_for
+from planning_rig import FakeEndpoint, FakeRegistry, exported, opened, plan_for, request_for, untraced
 from torch import nn
 
 from weightlane.agent import WorkerAgent
@@ -19,18 +19,6 @@ from weightlane.trace.table import PlacementTable, TableKey, Untraced
 from weightlane.trace.table_check import require_workers
 
 QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
-
-
-def untraced(engine: FakePackingEngine) -> Any:
-    """The same engine, as one whose plugin cannot trace it."""
-
-    class Quiet:
-        def __getattr__(self, name: str) -> Any:
-            if name in ("trace", "live_tensors"):
-                raise AttributeError(name)
-            return getattr(engine, name)
-
-    return Quiet()
 
 
 def problems_of(*args: Any, **fields: Any) -> tuple[Problem, ...]:

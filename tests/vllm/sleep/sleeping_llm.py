@@ -151,7 +151,7 @@ class FakeLoadingEngine(VllmWorkerEngine):
     def trace(self, tensors: Any) -> Any:
         key = TableKey("vllm", self._told.version, "FakeModel", worker=self._fake.rank, workers=2)
         sources = [TracedSource(item.name, item.name, item.shape, item.dtype) for item in tensors]
-        model = self._model()
+        model = self._models.model
         return trace_load(Receiver(model, model.load_weights, key), sources, style="plain")
 
     def live_tensors(self) -> Any:

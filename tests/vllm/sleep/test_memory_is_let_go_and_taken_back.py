@@ -186,6 +186,22 @@ def test_a_sleep_of_somebody_else_is_noticed_though_it_is_over(
     assert watch.why_lost()
 
 
+def test_what_no_sync_writes_stays_lost_with_the_reason() -> None:
+    """As a drafter that keeps its own weights, let go without a copy by somebody else."""
+    worker = FakeSleepingWorker(0)
+    watch = by_its_records(worker)
+    kept = "the eagle3 drafter keeps its own weights, as loaded from /eagle3"
+    watch.rewritten(but=kept)
+    assert watch.why_lost() == "", "nothing was lost"
+    worker.sleep(level=2)
+    worker.wake_up(None)
+    watch.rewritten(but=kept)
+    assert kept in watch.why_lost()
+    assert "Start the engine again." in watch.why_lost()
+    watch.rewritten()
+    assert watch.why_lost() == ""
+
+
 _LOAD: Any = SimpleNamespace(ref=SimpleNamespace(name="default@1"))
 
 

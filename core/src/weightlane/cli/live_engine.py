@@ -84,7 +84,8 @@ def look_at_live(registry: Registry, engine: str, address: str, model: Path) -> 
         (asked,) = map_replicas(registry, request, [part], [replica])
         if asked.mapped is None:
             raise AssertionError("a manifest of one rank agrees with itself")
-        sources = sources_to_trace(checkpoint.manifest, replica.workers[0].expected)
+        worker = replica.workers[0]
+        sources = sources_to_trace(checkpoint.manifest, worker.expected, worker.beyond)
         answer = ask_for_tables(replica, checkpoint.manifest, sources, _SECONDS)
         transport, problems = "", asked.mapped.problems
         try:

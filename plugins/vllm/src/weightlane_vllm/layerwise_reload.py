@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import EngineError
+from weightlane_vllm.model_and_drafter import model_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ class LayerwiseReload:
     """A session of one model: from `begin` until `finish` or `abandon` its layers have no data.
 
     Args:
-        model: the live one, LoRA wrappers included.
+        model: the live one, LoRA wrappers included; with its drafter under one root where that is loaded too.
         vllm_config: the engine's; layers read it while they are packed.
     """
 
@@ -55,7 +56,7 @@ class LayerwiseReload:
             except BaseException:
                 abandon(self._model)
                 raise
-        _SESSIONS[self._model] = self
+        _SESSIONS[model_of(self._model)] = self
 
     def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Gives `tensors` to the model's loader; an error ends the session.
@@ -100,7 +101,7 @@ class LayerwiseReload:
         abandon(self._model)
 
     def _require_open(self) -> None:
-        if _SESSIONS.get(self._model) is not self or not is_open(self._model):
+        if _SESSIONS.get(model_of(self._model)) is not self or not is_open(self._model):
             raise EngineError(
                 "The layerwise reload of this vLLM worker has ended.",
                 "Another sync, another lane's connect or an error of the engine ended it in the middle.",
@@ -126,7 +127,7 @@ def abandon(model: nn.Module) -> None:
     except ImportError:
         return  # a vLLM without layerwise reload has no sessions
 
-    _SESSIONS.pop(model, None)
+    _SESSIONS.pop(model_of(model), None)
     for layer in model.modules():
         info = LAYERWISE_INFO.get(layer)
         if info is not None and info.can_load():

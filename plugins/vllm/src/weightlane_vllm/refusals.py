@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightlane.errors import Problem
+from weightlane_vllm.drafter import DRAFTER
 from weightlane_vllm.load_path import emptied_names
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 class EngineFeatures:
     """The features of a live engine that decide whether plain checkpoint tensors may be loaded into it.
 
-    `experts` is the number of routed experts of the model (0 when dense), `drafter` the name of the
-    speculative method, `kv_connector` that of what carries keys and values out of the engine ("" without
-    one).
+    `experts` is the number of routed experts of the model (0 when dense), `drafter` what stands against
+    writing the model that drafts ("" where nothing does, or it is not written), `kv_connector` the name of
+    what carries keys and values out of the engine ("" without one).
     """
 
     quantization: str = ""
@@ -89,8 +90,9 @@ def refusals_of(features: EngineFeatures) -> tuple[Problem, ...]:
         problems.append(
             _capability(
                 "speculative-decoding",
-                f"the {features.drafter} drafter holds weights of its own that this era does not send",
-                "Start the engine without a speculative config.",
+                features.drafter,
+                f"Start the engine without a speculative config, or with {DRAFTER}=keep in its environment: "
+                "its drafter then stays as it was loaded, and drafts less well with each sync.",
             )
         )
     if features.kv_connector:

@@ -50,6 +50,8 @@ def plan_lifecycle(facts: EngineFacts, phase: Phase, release: Sequence[MemoryTag
             f"The engine computes in {facts.launch_arguments['dtype']}; its log-probs differ from a float32 "
             "trainer's by rounding."
         )
+    if facts.launch_arguments.get("drafter_told") and phase is not Phase.ADAPTER:
+        notes.append(f"Speculative decoding: {facts.launch_arguments['drafter_told']}.")
     return Lifecycle(
         settle=(EngineCall(RESET_PREFIX_CACHE, timeout_seconds=_RESET_SECONDS),),
         notes=(*notes, *sleep_notes(facts, release)),

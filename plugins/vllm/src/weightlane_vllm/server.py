@@ -7,6 +7,7 @@ request or on SIGTERM, and takes the engine's processes with it.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_loras=options.max_loras,
         max_lora_rank=options.max_lora_rank,
         enable_sleep_mode=options.enable_sleep_mode,
+        speculative_config=options.speculative_config,
         attention_config={"backend": options.attention_backend} if options.attention_backend else None,
         worker_extension_cls=WORKER_EXTENSION_CLASS,
     )
@@ -73,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-lora-rank", type=int, default=16, help="the largest rank of any adapter")
     parser.add_argument(
         "--enable-sleep-mode", action="store_true", help="so that a lane can let its memory go (GPU)"
+    )
+    parser.add_argument(
+        "--speculative-config", type=json.loads, default=None, help="what drafts, as vLLM's own JSON"
     )
     parser.add_argument("--attention-backend", default="", help="vLLM's name of one, such as TRITON_ATTN")
     parser.add_argument(

@@ -57,11 +57,19 @@ def probe_sleep(facts: EngineFacts) -> ProbeResult:
 
 
 def sleep_level(facts: EngineFacts) -> SleepLevel:
-    """2 where a full sync writes all that is lost; 1 with LoRA on, whose slots are weights that none writes.
+    """2 where a full sync writes all that is lost; 1 where something is there that none writes.
 
+    With LoRA on that is its slots, and with a drafter that may keep its own weights all of those.
     Source: https://github.com/vllm-project/vllm/issues/39934 (level 2 and LoRA).
     """
-    return 1 if facts.launch_arguments.get("enable_lora") == "true" else 2
+    return 1 if _never_written(facts) else 2
+
+
+def _never_written(facts: EngineFacts) -> str:
+    slots = facts.launch_arguments.get("enable_lora") == "true"
+    if facts.launch_arguments.get("drafter", "") in ("keeps", "if-exported"):
+        return "LoRA slots and the drafter's" if slots else "the drafter's"
+    return "LoRA slots" if slots else ""
 
 
 def plan_memory(facts: EngineFacts, release: Sequence[MemoryTag]) -> tuple[MemoryCalls, ...]:
@@ -99,7 +107,8 @@ def sleep_notes(facts: EngineFacts, release: Sequence[MemoryTag]) -> tuple[str, 
     notes: list[str] = []
     if "weights" in release:
         kept = {
-            1: "a copy of them stays on the host, since LoRA slots are weights too and no sync writes those",
+            1: f"a copy of them stays on the host, since {_never_written(facts)} are weights too and no sync "
+            "writes those",
             2: "they are lost, and the next sync writes them",
         }
         level = sleep_level(facts)

@@ -28,6 +28,9 @@ _LOST = (
 )
 
 
+_LOST_FOR_GOOD = "vLLM let its weights go without a copy (sleep level 2), and no sync writes all of them"
+
+
 class SleepWatch:
     """Watches one worker; asked from the worker's own thread.
 
@@ -40,6 +43,7 @@ class SleepWatch:
         self._worker = worker
         self._records = records
         self._lost = False
+        self._why = _LOST
         self._wrapped = False
 
     def apply(self) -> None:
@@ -74,11 +78,12 @@ class SleepWatch:
     def why_lost(self) -> str:
         """Why the weights are no version at all; "" while they are one."""
         self.released()
-        return _LOST if self._lost else ""
+        return self._why if self._lost else ""
 
-    def rewritten(self) -> None:
-        """A full sync has written every tensor of the checkpoint."""
-        self._lost = False
+    def rewritten(self, *, but: str = "") -> None:
+        """A full sync has written every tensor, or all `but` what it says: that stays lost where it was."""
+        self._why = f"{_LOST_FOR_GOOD}: {but}. Start the engine again." if but else _LOST
+        self._lost = self._lost and bool(but)
 
     def _slept(self) -> None:
         self.released()

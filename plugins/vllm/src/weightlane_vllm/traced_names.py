@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightlane.errors import Problem
+from weightlane_vllm.draft_routes import LoadRoutes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from weightlane.trace.table import PlacementTable
 
@@ -22,13 +23,14 @@ class TracedNames:
         self._incarnation = ""
         self._targets: dict[str, tuple[str, ...]] = {}
         self._wire_of: dict[str, str] = {}
-        self._routes: dict[str, str] = {}
+        self._routes = LoadRoutes()
 
-    def add(self, incarnation: str, table: PlacementTable, routes: Mapping[str, str]) -> None:
-        """Takes in a table and the buffers written beside its loader; another incarnation is forgotten."""
+    def add(self, incarnation: str, table: PlacementTable, routes: LoadRoutes) -> None:
+        """Takes in a table and what went past the model's loader; another incarnation is forgotten."""
         if incarnation != self._incarnation:
-            self._incarnation, self._targets, self._wire_of, self._routes = incarnation, {}, {}, {}
-        self._routes.update(routes)
+            self._incarnation, self._targets, self._wire_of = incarnation, {}, {}
+            self._routes = LoadRoutes()
+        self._routes = self._routes.with_those(routes)
         self._targets.update(table.targets_of())
         self._wire_of.update({source.canonical: source.wire for source in table.sources})
 
@@ -36,9 +38,9 @@ class TracedNames:
         """Whether any load of this incarnation was traced."""
         return bool(self._wire_of) and incarnation == self._incarnation
 
-    def routes(self, incarnation: str) -> Mapping[str, str]:
-        """Names that its loader does not take, and the buffers they are written to; none where untraced."""
-        return self._routes if incarnation == self._incarnation else {}
+    def routes(self, incarnation: str) -> LoadRoutes:
+        """Where names go that its loader is not handed; none where untraced."""
+        return self._routes if incarnation == self._incarnation else LoadRoutes()
 
     def targets_of(self, canonical: str) -> tuple[str, ...]:
         """Receiver tensors that a canonical name was seen to reach on this worker."""

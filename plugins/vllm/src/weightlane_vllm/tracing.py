@@ -5,14 +5,16 @@ Runs inside the worker that holds the model, or over a model on the meta device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from weightlane.trace.coverage import target_coverage
 from weightlane.trace.table import PlacementTable, TableKey, TracedSource
 from weightlane_vllm.buffers import BufferWrites, Routes, unreached_buffers
+from weightlane_vllm.draft_routes import PREFIX, DraftRoutes, LoadRoutes
 from weightlane_vllm.facts import DISTRIBUTIONS, ENGINE, installed_version
 from weightlane_vllm.loading_form import loading_form_of
+from weightlane_vllm.model_and_drafter import ModelAndDrafter, root_of
 from weightlane_vllm.styles import Wrappers, styled_name
 
 if TYPE_CHECKING:
@@ -41,24 +43,60 @@ def trace_of(model: nn.Module, key: TableKey, tensors: Sequence[WireTensor]) -> 
 
 @dataclass(frozen=True, slots=True)
 class TracedLoad:
-    """A table, and the buffers that were written beside the loader for it."""
+    """A table, and where its load goes that the model's own loader is not handed."""
 
     table: PlacementTable
-    routes: Routes
+    routes: LoadRoutes
 
 
-def traced_load(model: nn.Module, key: TableKey, tensors: Sequence[WireTensor]) -> TracedLoad:
-    """The same with what has to be written beside the loader: buffers that it was seen not to reach."""
+@dataclass(frozen=True, slots=True)
+class DraftPart:
+    """A drafter beside the model, and its part of a load, all by canonical name (see `draft_tracing`).
+
+    `names` are what its loader is handed, `buffers` what is written to a buffer of it, `alone` what the
+    model's loader is not handed. `kept` says why the drafter need not be written, "" where it must be.
+    """
+
+    model: nn.Module
+    names: Mapping[str, str] = field(default_factory=dict)
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    alone: frozenset[str] = frozenset()
+    kept: str = ""
+
+    def routes(self, sources: Sequence[TracedSource]) -> LoadRoutes:
+        """The same by the names that travel."""
+        wires = {source.canonical: source.wire for source in sources}
+        return LoadRoutes(
+            {wires[name]: PREFIX + buffer for name, buffer in self.buffers.items()},
+            DraftRoutes(
+                {wires[name]: handed for name, handed in self.names.items()},
+                frozenset(wires[name] for name in self.alone),
+            ),
+        )
+
+
+def traced_load(
+    model: nn.Module, key: TableKey, tensors: Sequence[WireTensor], draft: DraftPart | None = None
+) -> TracedLoad:
+    """The same with what has to be written beside the loader: buffers that it was seen not to reach.
+
+    Args:
+        model: as in `trace_of`.
+        key: as there.
+        tensors: as there.
+        draft: where a drafter runs beside the model; the table is then of both, under the names of
+            `ModelAndDrafter`.
+    """
     wrappers = wrappers_of(model)
     loads: list[TracedLoad] = []
     for style in wrappers.styles:
-        table = trace_in_style(model, key, tensors, style, wrappers)
-        routes = {} if _complete(table) else unreached_buffers(model, table)
-        if routes:  # its gaps say more: a buffer of another shape is told by name
-            table = trace_in_style(model, key, tensors, style, wrappers, routes)
-        loads.append(TracedLoad(table, routes))
-        if _complete(table):
-            return loads[-1]
+        load = trace_in_style(model, key, tensors, style, wrappers, draft=draft)
+        found = {} if _complete(load.table) else unreached_buffers(model, load.table)
+        if found:  # its gaps say more: a buffer of another shape is told by name
+            load = trace_in_style(model, key, tensors, style, wrappers, found, draft)
+        loads.append(load)
+        if _complete(load.table):
+            return load
     return max(loads, key=_taken)
 
 
@@ -68,28 +106,44 @@ def trace_in_style(
     tensors: Sequence[WireTensor],
     style: NameStyle,
     wrappers: Wrappers,
-    routes: Routes | None = None,
-) -> PlacementTable:
-    """The table of one style, complete or not, with `routes` written beside the loader; see `trace_of`."""
+    buffers: Routes | None = None,
+    draft: DraftPart | None = None,
+) -> TracedLoad:
+    """That of one style, complete or not, with `buffers` written beside the loader; see `traced_load`."""
     import torch
 
     from weightlane.trace.tracing import trace_load
 
     place_of = _PlaceOf(model)
+    alone = draft.alone if draft else ()
     sources = [
-        TracedSource(item.name, styled_name(style, item.name, wrappers, place_of), item.shape, item.dtype)
+        TracedSource(
+            item.name,
+            item.name if item.name in alone else styled_name(style, item.name, wrappers, place_of),
+            item.shape,
+            item.dtype,
+        )
         for item in tensors
     ]
+    routes = LoadRoutes(buffers or {}).with_those(draft.routes(sources) if draft else LoadRoutes())
+    root = root_of(model, draft.model if draft else None, routes.draft)
+    receiver = receiver_of(root, key, routes.buffers, kept=draft.kept if draft else "")
     # Not under inference mode: what is made there may not be changed outside of it, twins included.
     with torch.inference_mode(mode=False):
-        return trace_load(receiver_of(model, key, routes), sources, style=style)
+        return TracedLoad(trace_load(receiver, sources, style=style), routes)
 
 
-def receiver_of(model: nn.Module, key: TableKey, routes: Routes | None = None) -> Receiver:
-    """The model as a trace takes it: its own loader, the form in which it loads, what is the engine's own."""
+def receiver_of(
+    model: nn.Module, key: TableKey, buffers: Mapping[str, str] | None = None, *, kept: str = ""
+) -> Receiver:
+    """The model as a trace takes it: its own loader, the form in which it loads, what is the engine's own.
+
+    `kept` says why what a drafter alone holds need not be written.
+    """
     from weightlane.trace.tracing import Receiver
 
-    return Receiver(model, BufferWrites(model, routes or {}).load, key, _EngineOwned(model), loading_form_of)
+    load = BufferWrites(model, buffers or {}).load
+    return Receiver(model, load, key, _EngineOwned(model, kept), loading_form_of)
 
 
 def table_key(vllm_config: Any, *, worker: int = 0) -> TableKey:
@@ -150,11 +204,14 @@ class _EngineOwned:
     """Why a tensor of this model need not be written, by what made it; "" where it must be.
 
     The scales of attention are registered by the engine itself, at 1, and belong to its quantised cache.
-    Which they are is asked of the function that registers them.
+    Which they are is asked of the function that registers them. What a drafter shares with the model has the
+    model's name as well, which decides.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kept: str) -> None:
         from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+        self._kept = kept if isinstance(model, ModelAndDrafter) else ""
 
         scales = _attention_scales()
         self._names: dict[str, str] = {}
@@ -166,7 +223,7 @@ class _EngineOwned:
                     )
 
     def __call__(self, name: str, tensor: Tensor) -> str:  # noqa: ARG002 - the signature of `Receiver.owned`
-        return self._names.get(name, "")
+        return self._names.get(name, "") or (self._kept if name.startswith(PREFIX) else "")
 
 
 def _attention_scales() -> set[str]:

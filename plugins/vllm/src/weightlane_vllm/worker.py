@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from weightlane.errors import EngineError, Problem, SyncError
 from weightlane.probes import NotViable
-from weightlane.receiver import ExpectedTensor, LiveTensor, WorkerDescription
+from weightlane.receiver import ExpectedTensor, WorkerDescription
 from weightlane_vllm.adapter_refusals import adapter_problems
 from weightlane_vllm.adapter_shelf import shelf_of
+from weightlane_vllm.drafter import beyond_expected, drafter_obstacle
 from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, worker_facts
+<<<<<<< HEAD
 from weightlane_vllm.foreign_writes import foreign_writes_of
+=======
+from weightlane_vllm.loaded_models import LoadedModels, live_tensors
+>>>>>>> h/A
 from weightlane_vllm.mapper import read_rules, renamed_prefixes
 from weightlane_vllm.names import is_taken, resolve
 from weightlane_vllm.namespace import Namespace
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from weightlane.adapter_engine import AdapterLoad
     from weightlane.adapters import AdapterBinding
@@ -54,15 +57,16 @@ class VllmWorkerEngine:
         self._sleep = watch_of(worker)
         self._foreign = foreign_writes_of(worker)
         self._traced = TracedNames()
+        self._models = LoadedModels(worker)
         self._loading = WeightLoading(worker)
         self._asked: tuple[object, tuple[ExpectedTensor, ...]] | None = None
 
     def describe(self) -> WorkerDescription:
         """This worker now; shapes of live tensors are those of its own shard."""
-        model = self._model()
+        model = self._models.model
         config = self._worker.vllm_config
         facts = self._facts()
-        live = _live_tensors(model)
+        live = live_tensors(self._models.root)
         packed = {
             whole: tuple(pieces) for whole, pieces in getattr(model, "packed_modules_mapping", {}).items()
         }
@@ -71,7 +75,7 @@ class VllmWorkerEngine:
             workers=config.parallel_config.world_size,
             host=socket.gethostname(),
             process_id=os.getpid(),
-            incarnation=incarnation_of(model),
+            incarnation=self.current_incarnation(),
             device=str(self._worker.device),
             gpu_uuid=_gpu_uuid(self._worker.device),
             live=live,
@@ -79,28 +83,35 @@ class VllmWorkerEngine:
             renames=renamed_prefixes(model),
             facts=facts,
             rules=read_rules(model, wrapper_loads=facts.attributes[LORA_LOAD_WEIGHTS]),
+            beyond=beyond_expected(self._models.drafter),
         )
         return msgspec.structs.replace(description, expected=self._expected(description))
 
     def current_incarnation(self) -> str:
-        """That of the model which the worker runs now."""
-        return incarnation_of(self._model())
+        """That of the model which the worker runs now, and of its drafter."""
+        return self._models.incarnation
 
     def trace(self, tensors: Sequence[WireTensor]) -> PlacementTable:
         """One load of `tensors` by the live model's own loader, on stand-ins.
 
         What the receiver reads through a tie is left out: vLLM with LoRA raises for it, and without drops it.
         """
+        from weightlane_vllm.draft_tracing import draft_part
         from weightlane_vllm.tracing import table_key, traced_load
 
         self._require_weights("A load cannot be traced in", fix="Wake it before a lane is connected.")
         self._loading.drop_left_open()
-        model = self._model()
-        config = self._worker.vllm_config
-        tied = {item.name for item in self.describe().expected if item.tied_to}
+        model, drafter = self._models.model, self._models.drafter
+        key = table_key(self._worker.vllm_config, worker=self._worker.rank)
+        expected = self.describe().expected
+        tied = {item.name for item in expected if item.tied_to}
         sent = [item for item in tensors if item.name not in tied]
-        load = traced_load(model, table_key(config, worker=self._worker.rank), sent)
-        self._traced.add(incarnation_of(model), load.table, load.routes)
+        part = None
+        if drafter is not None and drafter.model is not None:
+            names = {item.name for item in expected}
+            part = draft_part(model, drafter.model, drafter.policy, key, sent, names)
+        load = traced_load(model, key, sent, part)
+        self._traced.add(self.current_incarnation(), load.table, load.routes)
         return load.table
 
     def tied(self) -> Mapping[str, str]:
@@ -108,10 +119,10 @@ class VllmWorkerEngine:
         return {item.name: item.tied_to for item in self.describe().expected if item.tied_to}
 
     def live_tensors(self) -> Mapping[str, Tensor]:
-        """Parameters and buffers of the live model, under every name that they have."""
+        """Parameters and buffers of the live model and its drafter, under every name that they have."""
         from weightlane_vllm.tracing import live_tensors_of
 
-        return live_tensors_of(self._model())
+        return live_tensors_of(self._models.root)
 
     def check_plan(self, plan: ReceivePlan) -> Sequence[Problem]:
         """What this era refuses of the engine, and names of the plan that reach no live tensor.
@@ -128,16 +139,18 @@ class VllmWorkerEngine:
         problems = self.load_problems()
         if problems:
             return problems
+        receiver = f"worker {description.worker}'s model ({type(self._models.model).__name__})"
         if self._traced.known(description.incarnation):
-            receiver = f"worker {description.worker}'s model ({type(self._model()).__name__})"
             return self._traced.unreached([wire.name for wire in plan.tensors], receiver=receiver)
+        if description.beyond is not None:
+            what = f"worker {description.worker} has a drafter, and no load of these tensors was traced there"
+            return [Problem("unreached", description.beyond.taker, what, "Connect again.")]
         space = Namespace.of(description)
         return [
             Problem(
                 "unreached",
                 wire.name,
-                f"no tensor of worker {description.worker}'s model ({type(self._model()).__name__}) is known "
-                "to receive it",
+                f"no tensor of {receiver} is known to receive it",
                 "Leave it out of the export, or report the architecture.",
             )
             for wire in plan.tensors
@@ -154,7 +167,7 @@ class VllmWorkerEngine:
 
     def load_problems(self) -> list[Problem]:
         """What stands against any load of whole weights: features of the engine, and no path to load by."""
-        live = _live_tensors(self._model())
+        live = live_tensors(self._models.root)
         path = self._loading.path(self._facts(), live)
         missing = [no_load_path(path, live)] if isinstance(path, NotViable) else []
         return [*refusals_of(self._features()), *missing]
@@ -166,7 +179,9 @@ class VllmWorkerEngine:
         """
         self._require_weights(f"Version {version} cannot be written into")
         self._loading.drop_left_open()
-        self._loading.begin(self._loading.path(self._facts(), _live_tensors(self._model())))
+        routes = self._traced.routes(self.current_incarnation())
+        live = live_tensors(self._models.written_by(routes))
+        self._loading.begin(self._loading.path(self._facts(), live), routes)
 
     def load_weights(self, tensors: Sequence[tuple[str, Tensor]]) -> int:
         """Gives `tensors` to the model's loader, in plan order.
@@ -188,8 +203,12 @@ class VllmWorkerEngine:
             import torch
 
             torch.cuda.synchronize(self._worker.device)
+<<<<<<< HEAD
         self._sleep.rewritten()
         self._foreign.rewritten()
+=======
+        self._sleep.rewritten(but=self._not_written())
+>>>>>>> h/A
 
     def publish(self, version: int) -> None:
         """The version label belongs to the engine core, which the front sets; a worker has none."""
@@ -213,16 +232,19 @@ class VllmWorkerEngine:
             why = "It sleeps, and nobody has taken the memory back."
             raise SyncError(f"{what} this vLLM worker: its weights are released.", why, fix)
 
-    def _model(self) -> nn.Module:
-        model: nn.Module = self._worker.model_runner.get_model()
-        return model
+    def _not_written(self) -> str:
+        """What of the weights no sync writes, "" where all are: a worker may have lost them."""
+        if self._models.draft_model is None:
+            return ""
+        drafter = self._models.drafter
+        routes = self._traced.routes(self.current_incarnation())
+        return "" if drafter is None or routes.reach_the_drafter else drafter.policy.kept
 
     def _facts(self) -> EngineFacts:
         return worker_facts(self._worker, plain_cpu_weights=plain_cpu_weights().active)
 
     def _features(self) -> EngineFeatures:
         config = self._worker.vllm_config
-        speculative = config.speculative_config
         transfer = config.kv_transfer_config  # made by the engine itself for kv_offloading_size
         return EngineFeatures(
             quantization=config.model_config.quantization or "",
@@ -231,7 +253,7 @@ class VllmWorkerEngine:
             pipeline_parallel=config.parallel_config.pipeline_parallel_size,
             data_parallel=config.parallel_config.data_parallel_size,
             latent_attention=bool(config.model_config.use_mla),
-            drafter="" if speculative is None else str(speculative.method or "speculative"),
+            drafter=drafter_obstacle(self._models.drafter),
             kv_connector="" if transfer is None else str(transfer.kv_connector or "a KV connector"),
         )
 
@@ -264,28 +286,6 @@ class VllmWorkerEngine:
                     return ()  # the plan is refused for a better reason, by `check_plan`
                 raise
         return self._asked[1]
-
-
-_INCARNATIONS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-
-def incarnation_of(model: nn.Module) -> str:
-    """A word for this very model object, the same whoever asks in this process."""
-    return _INCARNATIONS.setdefault(model, secrets.token_hex(8))
-
-
-def _live_tensors(model: nn.Module) -> tuple[LiveTensor, ...]:
-    from weightlane.packing import dtype_name
-
-    parameters = [
-        LiveTensor(name, tuple(tensor.shape), dtype_name(tensor.dtype))
-        for name, tensor in model.named_parameters()
-    ]
-    buffers = [
-        LiveTensor(name, tuple(tensor.shape), dtype_name(tensor.dtype), kind="buffer")
-        for name, tensor in model.named_buffers()
-    ]
-    return (*parameters, *buffers)
 
 
 def _gpu_uuid(device: torch.device) -> str:

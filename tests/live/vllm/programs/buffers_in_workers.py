@@ -45,7 +45,7 @@ class Router:
         return self.engine.trace([item for item in tensors if item.name not in left_out])
 
     def routes(self) -> dict[str, str]:
-        return dict(self.engine._traced.routes(self.engine.current_incarnation()))
+        return dict(self.engine._traced.routes(self.engine.current_incarnation()).buffers)
 
     def sync(self, value: float, *left_out: str) -> None:
         self.engine.begin(1)

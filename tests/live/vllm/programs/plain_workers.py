@@ -35,10 +35,10 @@ class FakeWorker:
 
 
 @contextlib.contextmanager
-def loaded_worker(folder: Path) -> Iterator[FakeWorker]:
+def loaded_worker(folder: Path, **more: Any) -> Iterator[FakeWorker]:
     """The checkpoint in `folder`, loaded and processed: on a CPU with its linear weights packed away."""
     torch.accelerator.empty_cache = lambda: None  # as vLLM's CPU worker has it: there is no accelerator
-    with _place(folder) as config:
+    with _place(folder, **more) as config:
         yield FakeWorker(get_model(vllm_config=config), config)
 
 

@@ -26,19 +26,27 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 class Reloaded:
     """One packed worker and a trainer's model whose weights change."""
 
-    def __init__(self, worker: Any, folder: Path) -> None:
+    def __init__(self, worker: Any, folder: Path, trainer: Any = None) -> None:
         self.worker = worker
         self.engine = VllmWorkerEngine(worker)
         self.model = worker.model_runner.get_model()
-        self.trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.trainer = trainer or AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.first_trace = self.trace()
 
     def sent(self) -> list[tuple[str, Any]]:
         return [(name, item.detach()) for name, item in self.trainer.named_parameters()]
 
+    def wires(self) -> list[WireTensor]:
+        return [WireTensor(name, tuple(item.shape), "float32") for name, item in self.sent()]
+
     def trace(self) -> str:
-        tensors = [WireTensor(name, tuple(item.shape), "float32") for name, item in self.sent()]
-        return self.engine.trace(tensors).digest()
+        return self.engine.trace(self.wires()).digest()
+
+    def layers(self) -> Iterator[tuple[str, Any]]:
+        yield from self.model.named_modules()
+
+    def checkpoint_path(self, path: str) -> str:
+        return path
 
     @torch.no_grad()
     def train(self) -> None:
@@ -47,9 +55,15 @@ class Reloaded:
 
     def sync(self, buckets: int = 4) -> None:
         """In several buckets whose memory is used again after each call, as a ring's is."""
+        self.sync_of("", buckets=buckets)
+
+    def sync_of(self, *prefixes: str, buckets: int = 4) -> None:
+        """The same of those whose names begin so; under the names that were seen to be taken."""
+        wires = self.engine._traced._wire_of
+        sent = [(wires.get(name, name), item) for name, item in self.sent() if name.startswith(prefixes)]
         self.engine.begin(1)
-        for bucket in torch.arange(len(self.sent())).chunk(buckets):
-            self.load([self.sent()[number] for number in bucket.tolist()])
+        for bucket in torch.arange(len(sent)).chunk(buckets):
+            self.load([sent[number] for number in bucket.tolist()])
         self.engine.finish(1)
 
     def load(self, tensors: list[tuple[str, Any]]) -> None:
@@ -63,10 +77,10 @@ class Reloaded:
         """Per kind of layer, how far the worst is from the trainer's, relative to the largest output."""
         weights = dict(self.trainer.state_dict())
         worst: dict[str, float] = {}
-        for path, layer in self.model.named_modules():
+        for path, layer in self.layers():
             if not hasattr(layer, "cpu_linear"):
                 continue
-            holder, _, own = path.rpartition(".")
+            holder, _, own = self.checkpoint_path(path).rpartition(".")
             pieces = [f"{holder}.{piece}".lstrip(".") for piece in FUSED.get(own, (own,))]
             weight = torch.cat([weights[f"{piece}.weight"] for piece in pieces])
             inputs = torch.randn(3, weight.shape[1], generator=torch.Generator().manual_seed(1))

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 if TYPE_CHECKING:
     from pathlib import Path
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -41,10 +41,10 @@ def make(kind: str, folder: Path) -> Path:
     torch.manual_seed(0)
     model: Any
     if kind == "experts":
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**_COMMON, **_EXPERTS))
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**COMMON, **_EXPERTS))
     elif kind == "tied":
-        model = Qwen3ForCausalLM(Qwen3Config(**{**_COMMON, "tie_word_embeddings": True, "vocab_size": 500}))
+        model = Qwen3ForCausalLM(Qwen3Config(**{**COMMON, "tie_word_embeddings": True, "vocab_size": 500}))
     else:
-        model = Qwen3ForCausalLM(Qwen3Config(**_COMMON))
+        model = Qwen3ForCausalLM(Qwen3Config(**COMMON))
     model.save_pretrained(target)
     return target

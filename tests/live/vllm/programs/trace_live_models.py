@@ -116,7 +116,7 @@ def lost_under_plain_names(model: Any, table: Any, checkpoint: Any) -> list[str]
     from weightlane.trace.coverage import source_coverage
     from weightlane_vllm.tracing import trace_in_style, wrappers_of
 
-    plain = trace_in_style(model, table.key, checkpoint, "plain", wrappers_of(model))
+    plain = trace_in_style(model, table.key, checkpoint, "plain", wrappers_of(model)).table
     assert not plain.obstacles, plain.obstacles
     return [item.canonical for item in source_coverage([plain]) if not item.consumed]
 
