@@ -22,6 +22,10 @@ BEGIN_UPDATE_ROUTE = "/begin_weight_update"
 """Since 0.5.21 an update outside of a session that this route opens is refused."""
 END_UPDATE_ROUTE = "/end_weight_update"
 
+RELEASE_ROUTE = "/release_memory_occupation"
+RESUME_ROUTE = "/resume_memory_occupation"
+"""Asked for by a lane that manages memory alone; no probe wants them."""
+
 ROUTES_USED = (
     UPDATE_ROUTE,
     PAUSE_ROUTE,
@@ -38,6 +42,10 @@ UPDATE_REQUEST = "UpdateWeightsFromTensorReqInput"
 PAUSE_REQUEST = "PauseGenerationReqInput"
 VERSION_REQUEST = "UpdateWeightVersionReqInput"
 
+RELEASE_REQUEST = "ReleaseMemoryOccupationReqInput"
+RESUME_REQUEST = "ResumeMemoryOccupationReqInput"
+
+TAGS_FIELD = "tags"
 PAYLOAD_FIELD = "serialized_named_tensors"
 VERSION_FIELD = "new_version"
 SELECTOR_FIELD = "selector"
@@ -57,6 +65,8 @@ SESSION_FIELDS_USED: dict[str, tuple[str, ...]] = {
     BEGIN_REQUEST: (SELECTOR_FIELD,),
     UPDATE_REQUEST: (*FIELDS_USED[UPDATE_REQUEST], SELECTOR_FIELD),
 }
+MEMORY_FIELDS_USED = {RELEASE_REQUEST: (TAGS_FIELD,), RESUME_REQUEST: (TAGS_FIELD,)}
+"""What a lane that manages memory sends besides."""
 SESSION_ROUTES_USED = (*ROUTES_USED, BEGIN_UPDATE_ROUTE, END_UPDATE_ROUTE)
 """The same where updates need a session."""
 
@@ -72,6 +82,8 @@ LAUNCH_ARGUMENTS_READ = (
     "enable_dp_attention",
     "disable_radix_cache",
     "custom_weight_loader",
+    "enable_memory_saver",
+    "enable_weights_cpu_backup",
     "attention_backend",
     "moe_runner_backend",
 )

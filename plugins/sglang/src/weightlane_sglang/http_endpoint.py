@@ -23,10 +23,18 @@ from weightlane_sglang.expected import expected_tensors
 from weightlane_sglang.generation import generate_body, read_generations
 from weightlane_sglang.http_channel import HttpChannel
 from weightlane_sglang.loader_channel import ask
-from weightlane_sglang.loader_messages import ElementsHashed, HashElements, Traced, TraceLoad
+from weightlane_sglang.loader_messages import (
+    ElementsHashed,
+    HashElements,
+    Released,
+    TellReleased,
+    Traced,
+    TraceLoad,
+)
 from weightlane_sglang.payload import EncodedBucket, request_body
 from weightlane_sglang.server_facts import read_facts, read_incarnation, read_model_info, version_number
-from weightlane_sglang.session import UpdateSession, is_for_session
+from weightlane_sglang.server_memory import MEMORY_ROUTES, ServerMemory
+from weightlane_sglang.session import UpdateSession, is_for_session, wants_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +68,7 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
         self._timeout = timeout_seconds
         self._channel = HttpChannel(target.address)
         self._session = UpdateSession(self._channel)
+        self._memory = ServerMemory(self._channel.url, self._incarnation, self._told_released)
 
     @property
     @override
@@ -148,9 +157,10 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
         data = body.encode()
         if call.route == END_UPDATE_ROUTE:
             self._session.ended()
-        answer = self._channel.send(
-            "POST", call.route, timeout_seconds=call.timeout_seconds, body=(data,), length=len(data)
-        )
+        with self._memory.checked(call) if call.route in MEMORY_ROUTES else nullcontext():
+            answer = self._channel.send(
+                "POST", call.route, timeout_seconds=call.timeout_seconds, body=(data,), length=len(data)
+            )
         return answer.decode("utf-8", "replace")
 
     @override
@@ -206,6 +216,22 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
     @override
     def close(self) -> None:
         self._channel.close()
+
+    def _incarnation(self) -> str:
+        return read_incarnation(self._channel, timeout_seconds=self._timeout)
+
+    def _told_released(self) -> frozenset[str] | None:
+        """Not in a session: its end goes through all weights, which may be among what is released."""
+        facts = self.facts()
+        if wants_session(facts):
+            return None
+        replies = ask(self._channel, facts, TellReleased(), timeout_seconds=self._timeout)
+        if isinstance(replies, Untraced):
+            return None
+        told = [reply.tags for reply in replies if isinstance(reply, Released)]
+        if not told or any(tags is None for tags in told):
+            return None
+        return frozenset(tag for tags in told for tag in tags or ())
 
 
 def open_endpoint(context: EndpointContext) -> EngineEndpoint:

@@ -14,7 +14,9 @@ from weightlane_sglang.contract import (
     VERSION_REQUEST,
     VERSION_ROUTE,
 )
+from weightlane_sglang.memory_plan import memory_notes, plan_memory
 from weightlane_sglang.requests import json_body, require_fields
+from weightlane_sglang.running_requests import PAUSE_NOTES, pause_fields, policy_of
 
 if TYPE_CHECKING:
     from weightlane.contexts import BuildRequestsContext
@@ -24,28 +26,29 @@ _CALL_SECONDS = 60.0
 
 
 def plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
-    """Pause by abort, flush once idle, publish, continue.
+    """Pause, flush once idle, publish, continue; with memory to manage, wait for idleness after the pause.
 
-    `abort` is the one pause after which the cache can be flushed: `in_place` and `retract` keep their
-    requests in the scheduler, so it never gets idle, and caches made by the old weights would serve on. New
-    requests wait at the server until it continues. Without a pause they would run between two buckets, on
-    half-written weights, since the server's writer lock is held for one request at a time.
+    A release in a server that is not idle ends it, and only a flush says that it is. New requests wait at the
+    server from the pause until it continues. Without one they would run between two buckets, on half-written
+    weights, since the server's writer lock is held for one request at a time.
+
+    Raises:
+        PlanError: the server's pause does not do what was asked for, or it cannot let that memory go.
     """
     facts = context.facts
     require_fields(facts, FLUSH_ROUTE, ("timeout",))
+    policy = policy_of(context)
+    flush = EngineCall(
+        f"{FLUSH_ROUTE}?timeout={FLUSH_IDLE_SECONDS}", timeout_seconds=FLUSH_IDLE_SECONDS + 30.0
+    )
+    pause = EngineCall(
+        PAUSE_ROUTE,
+        json_body(facts, PAUSE_REQUEST, pause_fields(facts, policy)),
+        timeout_seconds=_CALL_SECONDS,
+    )
     return Lifecycle(
-        pause=(
-            EngineCall(
-                PAUSE_ROUTE,
-                json_body(facts, PAUSE_REQUEST, {"mode": "abort"}),
-                timeout_seconds=_CALL_SECONDS,
-            ),
-        ),
-        settle=(
-            EngineCall(
-                f"{FLUSH_ROUTE}?timeout={FLUSH_IDLE_SECONDS}", timeout_seconds=FLUSH_IDLE_SECONDS + 30.0
-            ),
-        ),
+        pause=(pause, flush) if context.release else (pause,),
+        settle=(flush,),
         publish=(
             EngineCall(
                 VERSION_ROUTE,
@@ -55,8 +58,9 @@ def plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
             ),
         ),
         resume=(EngineCall(CONTINUE_ROUTE, timeout_seconds=_CALL_SECONDS),),
-        notes=("the pause aborts requests in flight; await them before a sync to keep them whole",),
-        requests="abort",
+        notes=(PAUSE_NOTES[policy], *memory_notes(facts, context.release)),
+        memory=plan_memory(facts, context.release),
+        requests=policy,
     )
 
 
