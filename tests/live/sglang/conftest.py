@@ -235,7 +235,7 @@ def program_of() -> Callable[[SglangEndpoint], Program]:
     """The program that the plugin makes for a live server."""
 
     def make(endpoint: SglangEndpoint) -> Program:
-        descriptor, _ = plugin.weightlane_register_backends()
+        descriptor, *_ = plugin.weightlane_register_backends()
         context = BuildRequestsContext(
             descriptor, endpoint.facts(), Phase.FULL, TransportName.INLINE, (), (), (), "counts"
         )

@@ -16,6 +16,9 @@ VERSION_ROUTE = "/update_weight_version"
 GENERATE_ROUTE = "/generate"
 MODEL_INFO_ROUTE = "/model_info"
 SERVER_INFO_ROUTE = "/server_info"
+MODEL_INFO_ROUTES = (MODEL_INFO_ROUTE, "/get_model_info")
+SERVER_INFO_ROUTES = (SERVER_INFO_ROUTE, "/get_server_info")
+"""Newest first; the others are all that there is before 0.5.6, and error bodies later."""
 OPENAPI_ROUTE = "/openapi.json"
 
 BEGIN_UPDATE_ROUTE = "/begin_weight_update"
@@ -65,6 +68,19 @@ SESSION_FIELDS_USED: dict[str, tuple[str, ...]] = {
     BEGIN_REQUEST: (SELECTOR_FIELD,),
     UPDATE_REQUEST: (*FIELDS_USED[UPDATE_REQUEST], SELECTOR_FIELD),
 }
+UNTIMED_FIELDS_USED: dict[str, tuple[str, ...]] = {
+    UPDATE_REQUEST: FIELDS_USED[UPDATE_REQUEST],
+    VERSION_REQUEST: FIELDS_USED[VERSION_REQUEST],
+}
+UNTIMED_ROUTES_USED = (
+    UPDATE_ROUTE,
+    PAUSE_ROUTE,
+    CONTINUE_ROUTE,
+    FLUSH_ROUTE,
+    VERSION_ROUTE,
+    GENERATE_ROUTE,
+)
+"""The same before 0.5.10, where a flush takes no time to wait; before 0.5.6 a pause takes nothing at all."""
 MEMORY_FIELDS_USED = {RELEASE_REQUEST: (TAGS_FIELD,), RESUME_REQUEST: (TAGS_FIELD,)}
 """What a lane that manages memory sends besides."""
 SESSION_ROUTES_USED = (*ROUTES_USED, BEGIN_UPDATE_ROUTE, END_UPDATE_ROUTE)

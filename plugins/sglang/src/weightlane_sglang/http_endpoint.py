@@ -35,6 +35,7 @@ from weightlane_sglang.payload import EncodedBucket, request_body
 from weightlane_sglang.server_facts import read_facts, read_incarnation, read_model_info, version_number
 from weightlane_sglang.server_memory import MEMORY_ROUTES, ServerMemory
 from weightlane_sglang.session import UpdateSession, is_for_session, wants_session
+from weightlane_sglang.untimed_flush import is_untimed_flush, until_idle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,10 +158,15 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
         data = body.encode()
         if call.route == END_UPDATE_ROUTE:
             self._session.ended()
-        with self._memory.checked(call) if call.route in MEMORY_ROUTES else nullcontext():
-            answer = self._channel.send(
-                "POST", call.route, timeout_seconds=call.timeout_seconds, body=(data,), length=len(data)
+
+        def send(seconds: float) -> bytes:
+            return self._channel.send(
+                "POST", call.route, timeout_seconds=seconds, body=(data,), length=len(data)
             )
+
+        with self._memory.checked(call) if call.route in MEMORY_ROUTES else nullcontext():
+            seconds = call.timeout_seconds
+            answer = until_idle(send, seconds) if is_untimed_flush(call) else send(seconds)
         return answer.decode("utf-8", "replace")
 
     @override

@@ -15,11 +15,14 @@ from weightlane_sglang.contract import (
     VERSION_ROUTE,
 )
 from weightlane_sglang.memory_plan import memory_notes, plan_memory
+from weightlane_sglang.probes import FLUSH_TIMEOUT
 from weightlane_sglang.requests import json_body, require_fields
 from weightlane_sglang.running_requests import PAUSE_NOTES, pause_fields, policy_of
+from weightlane_sglang.server_facts import STARTUP_TIMES
 
 if TYPE_CHECKING:
     from weightlane.contexts import BuildRequestsContext
+    from weightlane.facts import EngineFacts
 
 FLUSH_IDLE_SECONDS = 30
 _CALL_SECONDS = 60.0
@@ -35,12 +38,15 @@ def plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
     Raises:
         PlanError: the server's pause does not do what was asked for, or it cannot let that memory go.
     """
+    require_fields(context.facts, FLUSH_ROUTE, (FLUSH_TIMEOUT,))
+    route = f"{FLUSH_ROUTE}?{FLUSH_TIMEOUT}={FLUSH_IDLE_SECONDS}"
+    return lifecycle_around(context, EngineCall(route, timeout_seconds=FLUSH_IDLE_SECONDS + 30.0))
+
+
+def lifecycle_around(context: BuildRequestsContext, flush: EngineCall) -> Lifecycle:
+    """The lifecycle with this era's way to flush once the server is idle."""
     facts = context.facts
-    require_fields(facts, FLUSH_ROUTE, ("timeout",))
     policy = policy_of(context)
-    flush = EngineCall(
-        f"{FLUSH_ROUTE}?timeout={FLUSH_IDLE_SECONDS}", timeout_seconds=FLUSH_IDLE_SECONDS + 30.0
-    )
     pause = EngineCall(
         PAUSE_ROUTE,
         json_body(facts, PAUSE_REQUEST, pause_fields(facts, policy)),
@@ -58,10 +64,20 @@ def plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
             ),
         ),
         resume=(EngineCall(CONTINUE_ROUTE, timeout_seconds=_CALL_SECONDS),),
-        notes=(PAUSE_NOTES[policy], *memory_notes(facts, context.release)),
+        notes=(PAUSE_NOTES[policy], *memory_notes(facts, context.release), *_restart_notes(facts)),
         memory=plan_memory(facts, context.release),
         requests=policy,
     )
+
+
+def _restart_notes(facts: EngineFacts) -> tuple[str, ...]:
+    if facts.attributes.get(STARTUP_TIMES, True):
+        return ()
+    note = (
+        f"SGLang {facts.version} tells no start-up times: a new start shows in its random seed alone, so "
+        "that it must be started without --random-seed"
+    )
+    return (note,)
 
 
 def _version_field(context: BuildRequestsContext) -> str:
