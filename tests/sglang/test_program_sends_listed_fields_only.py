@@ -184,4 +184,4 @@ def test_the_descriptor_promises_what_requests_alone_can_do() -> None:
     assert received | {Capability.NATIVE_REQUESTS} <= DESCRIPTOR.capabilities
     assert DESCRIPTOR.versions.contains("0.5.18")
     assert not DESCRIPTOR.versions.contains("0.5.21")
-    assert not DESCRIPTOR.versions.contains("0.5.16")
+    assert not DESCRIPTOR.versions.contains("0.5.9")
