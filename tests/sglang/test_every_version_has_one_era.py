@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 RECORDS = Path(__file__).parent / "data" / "request_fields"
 ERAS = {
-    "untimed-flush": ("0.5.0rc2", "0.5.4", "0.5.8"),
+    "untimed-flush": ("0.5.1", "0.5.4", "0.5.8"),
     "updates-without-session": ("0.5.10", "0.5.12", "0.5.16", "0.5.17", "0.5.18"),
     "updates-in-session": ("0.5.21", "0.5.23"),
 }

@@ -44,7 +44,7 @@ def weightlane_register_backends() -> Iterable[BackendDescriptor]:
     return [
         _descriptor(WITHOUT_SESSION, ">=0.5.10,<0.5.21", probe_updates_without_session),
         _descriptor(IN_SESSION, ">=0.5.21,<0.5.24", probe_updates_in_session),
-        _descriptor(UNTIMED_FLUSH, ">=0.5.0rc2,<0.5.10", probe_untimed_flush),
+        _descriptor(UNTIMED_FLUSH, ">=0.5.0,<0.5.10", probe_untimed_flush),
     ]
 
 
