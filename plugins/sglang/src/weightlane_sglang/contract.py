@@ -25,9 +25,12 @@ BEGIN_UPDATE_ROUTE = "/begin_weight_update"
 """Since 0.5.21 an update outside of a session that this route opens is refused."""
 END_UPDATE_ROUTE = "/end_weight_update"
 
+DISTRIBUTED_ROUTE = "/update_weights_from_distributed"
+INIT_GROUP_ROUTE = "/init_weights_update_group"
+DESTROY_GROUP_ROUTE = "/destroy_weights_update_group"
 RELEASE_ROUTE = "/release_memory_occupation"
 RESUME_ROUTE = "/resume_memory_occupation"
-"""Asked for by a lane that manages memory alone; no probe wants them."""
+"""These five are asked for by lanes that were told to use them; no probe wants them."""
 
 ROUTES_USED = (
     UPDATE_ROUTE,
@@ -45,6 +48,9 @@ UPDATE_REQUEST = "UpdateWeightsFromTensorReqInput"
 PAUSE_REQUEST = "PauseGenerationReqInput"
 VERSION_REQUEST = "UpdateWeightVersionReqInput"
 
+DISTRIBUTED_REQUEST = "UpdateWeightsFromDistributedReqInput"
+INIT_GROUP_REQUEST = "InitWeightsUpdateGroupReqInput"
+DESTROY_GROUP_REQUEST = "DestroyWeightsUpdateGroupReqInput"
 RELEASE_REQUEST = "ReleaseMemoryOccupationReqInput"
 RESUME_REQUEST = "ResumeMemoryOccupationReqInput"
 
@@ -83,6 +89,14 @@ UNTIMED_ROUTES_USED = (
 """The same before 0.5.10, where a flush takes no time to wait; before 0.5.6 a pause takes nothing at all."""
 MEMORY_FIELDS_USED = {RELEASE_REQUEST: (TAGS_FIELD,), RESUME_REQUEST: (TAGS_FIELD,)}
 """What a lane that manages memory sends besides."""
+ANNOUNCED_FIELDS = ("names", "dtypes", "shapes", "group_name")
+GROUP_FIELDS = ("master_address", "master_port", "rank_offset", "world_size", "group_name", "backend")
+COLLECTIVE_FIELDS_USED: dict[str, tuple[str, ...]] = {
+    DISTRIBUTED_REQUEST: (*ANNOUNCED_FIELDS, "flush_cache", "abort_all_requests"),
+    INIT_GROUP_REQUEST: GROUP_FIELDS,
+    DESTROY_GROUP_REQUEST: ("group_name",),
+}
+"""What transport `collective` sends besides."""
 SESSION_ROUTES_USED = (*ROUTES_USED, BEGIN_UPDATE_ROUTE, END_UPDATE_ROUTE)
 """The same where updates need a session."""
 

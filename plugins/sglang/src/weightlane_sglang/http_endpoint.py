@@ -18,6 +18,7 @@ from weightlane.errors import EngineError
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
 from weightlane.trace.table import Untraced
+from weightlane_sglang.announced_updates import AnnouncedUpdates
 from weightlane_sglang.contract import END_UPDATE_ROUTE, GENERATE_ROUTE
 from weightlane_sglang.expected import expected_tensors
 from weightlane_sglang.generation import generate_body, read_generations
@@ -69,6 +70,7 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
         self._timeout = timeout_seconds
         self._channel = HttpChannel(target.address)
         self._session = UpdateSession(self._channel)
+        self._announced = AnnouncedUpdates(self._channel)
         self._memory = ServerMemory(self._channel.url, self._incarnation, self._told_released)
 
     @property
@@ -173,12 +175,17 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
     def send_bucket(
         self, move: RequestMove, tensors: Sequence[tuple[str, Tensor]], *, last: bool, version: int
     ) -> None:
-        """Sends one bucket by value, in the dtypes given; answers once the server has loaded it.
+        """Sends one bucket, in the dtypes given, by value or to a group; ends once the server has loaded it.
 
         An empty bucket is not sent: nothing in it marks the end. `version` has a call of its own. In the
         era of sessions, one is opened before the first bucket.
         """
         if not tensors:
+            return
+        if move.group is not None:
+            body = move.last_body if last else move.body
+            with self._session.held() if is_for_session(move) else nullcontext():
+                self._announced.send(move, move.group, body, tensors)
             return
         length, pieces = request_body(
             EncodedBucket(tensors),
@@ -221,6 +228,7 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
 
     @override
     def close(self) -> None:
+        self._announced.leave()
         self._channel.close()
 
     def _incarnation(self) -> str:

@@ -66,7 +66,7 @@ def _descriptor(era: str, versions: str, probe: Callable[[EngineFacts], ProbeRes
                 Capability.WEIGHT_VERSION,
             }
         ),
-        transports=(TransportName.INLINE,),
+        transports=(TransportName.INLINE, TransportName.COLLECTIVE),
         summary="A running SGLang server through its own HTTP requests; plain checkpoint names.",
         install_hint="pip install 'sglang==0.5.18'",
         contracts="weightlane_sglang",

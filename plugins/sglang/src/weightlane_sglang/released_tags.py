@@ -7,18 +7,20 @@ to a loader, but each request of weights passes through it, so that it is among 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _TAGS = "offload_tags"
 
 
 def released_tags() -> tuple[str, ...] | None:
     """Sorted; None where no caller keeps such tags."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         tags = getattr(frame.f_locals.get("self"), _TAGS, None)
         if isinstance(tags, set):
             return tuple(sorted(str(tag) for tag in tags))
-        if frame.f_back is None:
-            return None
         frame = frame.f_back
     return None

@@ -8,7 +8,7 @@ import msgspec
 
 from weightlane.errors import PlanError, Problem, near_names
 from weightlane.program import Program, RequestMove
-from weightlane.types import Phase
+from weightlane.types import Phase, TransportName
 from weightlane_sglang.contract import PAYLOAD_FIELD, UPDATE_REQUEST, UPDATE_ROUTE
 
 if TYPE_CHECKING:
@@ -34,6 +34,11 @@ def build_program(context: BuildRequestsContext) -> Program:
     if problems:
         raise PlanError(problems)
     facts = context.facts
+    if context.transport is TransportName.COLLECTIVE:
+        from weightlane_sglang.collective_program import announced_move
+
+        move, notes = announced_move(facts)
+        return Program(move=move, notes=notes)
     body = json_body(
         facts, UPDATE_REQUEST, {"load_format": None, "flush_cache": False, "abort_all_requests": False}
     )
