@@ -18,6 +18,9 @@ from pathlib import Path
 import msgspec
 
 from weightlane_sglang.contract import (
+    DESTROY_GROUP_ROUTE,
+    DISTRIBUTED_ROUTE,
+    INIT_GROUP_ROUTE,
     MODEL_INFO_ROUTES,
     RELEASE_ROUTE,
     RESUME_ROUTE,
@@ -30,6 +33,7 @@ FOLDER = Path(__file__).parent / "data" / "request_fields"
 _SOURCES = ("sglang/srt/managers/io_struct.py", "sglang/srt/entrypoints/http_server.py")
 _ROUTES = {
     *(*SESSION_ROUTES_USED, *MODEL_INFO_ROUTES, *SERVER_INFO_ROUTES, RELEASE_ROUTE, RESUME_ROUTE),
+    *(DISTRIBUTED_ROUTE, INIT_GROUP_ROUTE, DESTROY_GROUP_ROUTE),
 }
 
 

@@ -10,18 +10,24 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 import weightlane as wl
 from weightlane.contexts import BuildRequestsContext
-from weightlane.errors import EngineDeadError, EngineError
+from weightlane.errors import EngineDeadError, EngineError, PlanError
 from weightlane.facts import EngineFacts
 from weightlane.probes import NotViable, Viable
 from weightlane.program import with_lifecycle
 from weightlane.types import Phase, TransportName
 from weightlane_sglang import plugin
 from weightlane_sglang.contract import (
+    ANNOUNCED_FIELDS,
     BEGIN_UPDATE_ROUTE,
+    DESTROY_GROUP_ROUTE,
+    DISTRIBUTED_REQUEST,
+    GROUP_FIELDS,
+    INIT_GROUP_REQUEST,
     PAUSE_REQUEST,
     PAUSE_ROUTE,
     RELEASE_REQUEST,
@@ -96,6 +102,26 @@ def test_every_field_that_is_sent_is_listed_by_that_version(version: str, era: s
     assert json.loads(made.pause[0].body) == (
         {"mode": "abort"} if PAUSE_REQUEST in facts.request_fields else {}
     )
+
+
+@pytest.mark.parametrize(("version", "era"), VERSIONS)
+def test_every_field_of_an_announced_bucket_is_listed_by_that_version_or_the_plan_refuses(
+    version: str, era: str
+) -> None:
+    facts = msgspec.structs.replace(recorded(version), device="cpu")
+    descriptor = next(item for item in plugin.weightlane_register_backends() if item.era == era)
+    context = BuildRequestsContext(
+        descriptor, facts, Phase.FULL, TransportName.COLLECTIVE, (), (), (), "counts"
+    )
+    if DESTROY_GROUP_ROUTE not in facts.routes:
+        with pytest.raises(PlanError, match=f"{version} has no route {DESTROY_GROUP_ROUTE}"):
+            plugin.weightlane_build_requests(context)
+        return
+    made = plugin.weightlane_build_requests(context)
+    sent = set(json.loads(made.move.body)) | set(ANNOUNCED_FIELDS)
+    assert sent <= set(facts.request_fields[DISTRIBUTED_REQUEST])
+    assert ("selector" in sent) == (BEGIN_UPDATE_ROUTE in facts.routes)
+    assert set(GROUP_FIELDS) <= set(facts.request_fields[INIT_GROUP_REQUEST])
 
 
 def test_a_flush_that_answers_at_once_is_asked_for_until_the_server_is_idle(
