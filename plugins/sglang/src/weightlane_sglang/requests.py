@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,7 +39,7 @@ def build_program(context: BuildRequestsContext) -> Program:
         from weightlane_sglang.collective_program import announced_move
 
         move, notes = announced_move(facts)
-        return Program(move=move, notes=notes)
+        return Program(move=move, notes=(*notes, *_beyond_loopback(context)))
     body = json_body(
         facts, UPDATE_REQUEST, {"load_format": None, "flush_cache": False, "abort_all_requests": False}
     )
@@ -55,8 +56,26 @@ def build_program(context: BuildRequestsContext) -> Program:
         notes=(
             f"buckets travel {facts.parallel.tensor} times, once per tensor-parallel rank, by value",
             "an update tells nothing of what it wrote: names and shapes are checked against the checkpoint",
+            *_beyond_loopback(context),
         ),
     )
+
+
+def _beyond_loopback(context: BuildRequestsContext) -> tuple[str, ...]:
+    """The URL is the user's word that this host may be sent pickles; that it is another one is still shown."""
+    far = sorted({worker.host for worker in context.workers if not is_loopback(worker.host)})
+    return tuple(
+        f"{host} is not loopback: SGLang unpickles what it is sent, so who can reach its port can run code in it"
+        for host in far
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is this machine alone, by its name or its address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def json_body(facts: EngineFacts, request: str, values: Mapping[str, object]) -> str:
