@@ -62,10 +62,10 @@ def build_program(context: BuildRequestsContext) -> Program:
 
 
 def _beyond_loopback(context: BuildRequestsContext) -> tuple[str, ...]:
-    """The URL is the user's word that this host may be sent pickles; that it is another one is still shown."""
+    """The URL is the user's word that this host may be sent pickles; which host it is, is still shown."""
     far = sorted({worker.host for worker in context.workers if not is_loopback(worker.host)})
     return tuple(
-        f"{host} is not loopback: SGLang unpickles what it is sent, so who can reach its port can run code in it"
+        f"{host} is not loopback: who can reach the port of SGLang, which unpickles, can run code in it"
         for host in far
     )
 
