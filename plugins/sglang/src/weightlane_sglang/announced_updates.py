@@ -98,6 +98,7 @@ class AnnouncedUpdates:
             request = _announcement(body, self._name, tensors)
             announced = Beside(lambda: self._post(move.route, request, move.timeout_seconds))
             # Nothing that can fail on this side comes between: the schedulers wait in the broadcast already.
+            # Bounded by its last argument.
             joined.broadcast([tensor for _, tensor in tensors], announced.check, move.timeout_seconds)
             announced.value(f"{move.route} at {self._channel.url}", move.timeout_seconds)
         except BaseException:

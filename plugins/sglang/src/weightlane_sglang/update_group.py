@@ -62,6 +62,7 @@ class UpdateGroup:
         ready = [tensor.to(self._device).contiguous() for tensor in tensors]
         works: list[Work] = []
         self._running = [self._backend, ready, works]  # alive for as long as any of it may run
+        # Bounded by the loop below: queued here, waited for there.
         works += [self._backend.broadcast([tensor], options) for tensor in ready]
         deadline, pause = time.monotonic() + seconds, _POLL_SECONDS
         for work in works:
@@ -75,7 +76,7 @@ class UpdateGroup:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_POLL_SECONDS)
             try:
-                work.wait()
+                work.wait()  # bounded by the loop above: it has ended
             except RuntimeError as error:
                 raise EngineError(f"A broadcast to SGLang's schedulers broke: {error}.") from error
         self._running = []
@@ -133,6 +134,6 @@ def _wait_for(running: list[Any]) -> None:
     _, _, works = running
     for work in works:
         try:
-            work.wait()
+            work.wait()  # bounded by the seconds that the backend was made with
         except RuntimeError:
             continue  # told already, by whoever gave it up
