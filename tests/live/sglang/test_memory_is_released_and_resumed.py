@@ -69,6 +69,11 @@ def test_sleeping_servers_are_synced_and_their_scheduler_agrees_on_what_is_relea
             assert endpoint._told_released() == frozenset()
             lane.sleep()
             assert endpoint._told_released() == {"weights", "kv_cache"}
+        with pytest.raises(EngineError, match="it has released kv_cache, weights"):
+            wl.connect(
+                trainer=wl.trainer("torch", model=trainer.model),
+                rollout=[wl.rollout("sglang", url=tiny_server.url)],
+            )
         assert trainer.change(seed=3) >= MOVED
         lane.sync(version=3)
         assert_serves(lane, trainer, 3)

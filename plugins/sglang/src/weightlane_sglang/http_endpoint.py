@@ -14,7 +14,7 @@ import msgspec
 from typing_extensions import override
 
 from weightlane.endpoint import EngineEndpoint, ReadingBackEndpoint, TracingEndpoint
-from weightlane.errors import EngineError
+from weightlane.errors import EngineError, NotServableError
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
 from weightlane.trace.table import Untraced
@@ -119,12 +119,25 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
     def trace_workers(
         self, tensors: Sequence[WireTensor], timeout_seconds: float
     ) -> tuple[PlacementTable, ...] | Untraced:
-        """Asks our loader inside the server, where it was started with one (see `loader_channel`)."""
+        """Asks our loader inside the server, where it was started with one (see `loader_channel`).
+
+        Raises:
+            NotServableError: somebody has the server sleep; weights written into released memory end it.
+            EngineError: the server was asked and failed.
+        """
         request = TraceLoad(tuple(tensors))
         replies = ask(self._channel, self.facts(), request, timeout_seconds=timeout_seconds)
         if isinstance(replies, Untraced):
             return replies
-        return tuple(reply.table for reply in replies if isinstance(reply, Traced))
+        traced = [reply for reply in replies if isinstance(reply, Traced)]
+        released = sorted({tag for reply in traced for tag in reply.released})
+        if released:
+            raise NotServableError(
+                f"SGLang at {self.address} sleeps: it has released {', '.join(released)}.",
+                "A lane takes back what it released alone, and nothing is written into memory that is gone.",
+                "Resume it by /resume_memory_occupation with these tags, then connect.",
+            )
+        return tuple(reply.table for reply in traced)
 
     @override
     def read_back(self, tables: Sequence[PlacementTable], timeout_seconds: float) -> tuple[LiveHashes, ...]:

@@ -20,9 +20,10 @@ class TraceLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tr
 
 
 class Traced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="traced"):
-    """Answer to `TraceLoad`: one rank's table."""
+    """Answer to `TraceLoad`: one rank's table, and what memory it has released as far as that is known."""
 
     table: PlacementTable
+    released: tuple[str, ...] = ()
 
 
 class HashElements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hash-elements"):
