@@ -68,7 +68,7 @@ def tagged(route: str, tag: str) -> str:
     return f'{route} {{"tags":["{tag}"]}}'
 
 
-@pytest.mark.requirement("R77")
+@pytest.mark.requirement("R77", part="full weights")
 @pytest.mark.requirement("R79")
 def test_a_sync_releases_the_cache_once_idle_and_takes_back_that_alone(
     sleeper: Any, lane_tensors: dict[str, torch.Tensor]
@@ -85,7 +85,7 @@ def test_a_sync_releases_the_cache_once_idle_and_takes_back_that_alone(
 
 
 @pytest.mark.requirement("R78")
-@pytest.mark.requirement("R80")
+@pytest.mark.requirement("R80", part="SGLang")
 @pytest.mark.parametrize("release", [("kv_cache",), ("weights", "kv_cache"), ("weights",)])
 def test_what_sleep_releases_the_next_sync_resumes_weights_first(
     sleeper: Any, lane_tensors: dict[str, torch.Tensor], release: tuple[MemoryTag, ...]

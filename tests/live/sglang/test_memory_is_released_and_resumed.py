@@ -48,9 +48,9 @@ def resume(tag: str) -> EngineCall:
     return EngineCall(RESUME_ROUTE, f'{{"tags":["{tag}"]}}')
 
 
-@pytest.mark.requirement("R77")
+@pytest.mark.requirement("R77", part="full weights")
 @pytest.mark.requirement("R78")
-@pytest.mark.requirement("R80")
+@pytest.mark.requirement("R80", part="SGLang")
 def test_sleeping_servers_are_synced_and_their_scheduler_agrees_on_what_is_released(
     tiny_server: RunningServer, tiny_folder: Path, trainer_of: Callable[[Path], Any]
 ) -> None:
