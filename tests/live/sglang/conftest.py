@@ -168,6 +168,13 @@ def tiny_server(
 
 
 @pytest.fixture(scope="session")
+def newer_server(start_server: StartServer, sglang_newer: Path, tiny_folder: Path) -> Iterator[RunningServer]:
+    """SGLang 0.5.23, which takes updates in sessions, at TP 2."""
+    with start_server(tiny_folder, 2, newer=sglang_newer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def lora_arguments() -> tuple[str, ...]:
     """What turns LoRA on in a server, for every module."""
     return LORA

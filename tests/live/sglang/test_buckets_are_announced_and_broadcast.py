@@ -80,41 +80,48 @@ def test_two_schedulers_take_each_bucket_and_a_refusal_leaves_nobody_alone(
         assert endpoint._announced._group is not group, "under another name"
 
 
+def synced_by_two_ranks(server: RunningServer, model: Path, trainer: str) -> None:
+    found = run_parity(
+        model=model,
+        engine="sglang",
+        url=server.url,
+        ranks=2,
+        syncs=3,
+        seconds=600,
+        options={
+            "bucket-bytes": 64 << 10,
+            "tokens": 6,
+            "transport": "collective",
+            "trainer": trainer,
+            "training": "optimizer",
+            "learning-rate": 0.001,
+        },
+        plan_says="broadcast by rank 0 over gloo",
+    )
+    assert [parity.versions for parity in found] == [(sync,) * 3 for sync in (1, 2, 3)]
+
+
 @pytest.mark.long_run
-@pytest.mark.parametrize(("version", "ranks"), [("0.5.23", 1), ("0.5.23", 2), ("0.5.18", 1)])
-def test_fsdp2_on_two_ranks_sync_by_broadcast(
-    start_server: Any, sglang_newer: Path, tiny_folder: Path, version: str, ranks: int
+@pytest.mark.parametrize("trainer", ["fsdp", "torch"])
+def test_two_trainer_ranks_sync_two_schedulers_in_a_session(
+    newer_server: RunningServer, tiny_folder: Path, trainer: str
 ) -> None:
-    newer = sglang_newer if version == "0.5.23" else None
-    with start_server(tiny_folder, ranks, newer=newer) as server:
-        for trainer in ("fsdp", "torch"):
-            found = run_parity(
-                model=tiny_folder,
-                engine="sglang",
-                url=server.url,
-                ranks=2,
-                syncs=3,
-                seconds=600,
-                options={
-                    "bucket-bytes": 64 << 10,
-                    "tokens": 6,
-                    "transport": "collective",
-                    "trainer": trainer,
-                    "training": "optimizer",
-                    "learning-rate": 0.001,
-                },
-                plan_says="broadcast by rank 0 over gloo",
-            )
-            assert [parity.versions for parity in found] == [(sync,) * 3 for sync in (1, 2, 3)]
+    synced_by_two_ranks(newer_server, tiny_folder, trainer)
+
+
+@pytest.mark.long_run
+def test_two_trainer_ranks_sync_one_scheduler(start_server: Any, tiny_folder: Path) -> None:
+    with start_server(tiny_folder, 1) as server:
+        synced_by_two_ranks(server, tiny_folder, "fsdp")
 
 
 @pytest.mark.long_run
 def test_a_session_that_somebody_ended_is_noticed_in_the_broadcast(
-    start_server: Any, sglang_newer: Path, tiny_folder: Path, trainer_of: Callable[[Path], Any]
+    newer_server: RunningServer, tiny_folder: Path, trainer_of: Callable[[Path], Any]
 ) -> None:
     """The server refuses an update outside of a session, and its schedulers never join the broadcast."""
     trainer = trainer_of(tiny_folder)
-    with start_server(tiny_folder, 1, newer=sglang_newer) as server, connect(trainer, server) as lane:
+    with connect(trainer, newer_server) as lane:
         sync_and_compare(lane, trainer, 1)
         endpoint = endpoint_of(lane)
         send = endpoint.send_bucket

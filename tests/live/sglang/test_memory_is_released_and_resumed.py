@@ -100,19 +100,16 @@ def test_without_the_check_a_resume_of_what_is_not_released_ends_the_server(
 
 @pytest.mark.long_run
 def test_requests_kept_go_on_with_the_new_weights_where_the_server_can_flush_beside_them(
-    start_server: Any, sglang_newer: Path, tiny_folder: Path, trainer_of: Callable[[Path], Any]
+    newer_server: RunningServer, tiny_folder: Path, trainer_of: Callable[[Path], Any]
 ) -> None:
     trainer = trainer_of(tiny_folder)
     long_prompt = (tuple(range(3, 103)),)
-    with (
-        start_server(tiny_folder, 1, newer=sglang_newer) as server,
-        wl.connect(
-            trainer=wl.trainer("torch", model=trainer.model),
-            rollout=[wl.rollout("sglang", url=server.url)],
-            release=("kv_cache",),
-            requests="keep",
-        ) as lane,
-    ):
+    with wl.connect(
+        trainer=wl.trainer("torch", model=trainer.model),
+        rollout=[wl.rollout("sglang", url=newer_server.url)],
+        release=("kv_cache",),
+        requests="keep",
+    ) as lane:
         lane.sync(version=1)
         endpoint = endpoint_of(lane)
         endpoint.generate(long_prompt, max_tokens=4)  # a prefix of the old weights
@@ -130,3 +127,6 @@ def test_requests_kept_go_on_with_the_new_weights_where_the_server_can_flush_bes
         assert_serves(lane, trainer, 2)
         assert trainer.distance(long_prompt, endpoint.generate(long_prompt, max_tokens=4)) <= AGREES
         assert {PAUSE_ROUTE, RELEASE_ROUTE} <= {step.what for step in lane.plan().schedule.steps}
+        lane.sleep()
+        lane.wake()
+        assert_serves(lane, trainer, 2)
