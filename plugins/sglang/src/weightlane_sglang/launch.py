@@ -161,13 +161,13 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
     enters = context.facts.attributes.get(LOADER_QUESTION, False)
     if enters and RUN_FOLDER_VARIABLE in os.environ:
         environment[RUN_FOLDER_VARIABLE] = os.environ[RUN_FOLDER_VARIABLE]
-    notes = (_LOADER_NOTE if enters else _NO_LOADER_NOTE, _PORT_NOTE)
+    notes = [_LOADER_NOTE if enters else _NO_LOADER_NOTE, _PORT_NOTE]
     if context.release:
-        notes = (*notes, _CPU_RELEASE_NOTE if device == "cpu" else _RELEASE_NOTE)
+        notes.append(_CPU_RELEASE_NOTE if device == "cpu" else _RELEASE_NOTE)
     return LaunchPlan(
         arguments=(*arguments, *LOADER_ARGUMENTS) if enters else arguments,
         environment=environment,
-        notes=(_CPU_NOTE, *notes) if device == "cpu" else notes,
+        notes=(_CPU_NOTE, *notes) if device == "cpu" else tuple(notes),
         address=address,
         requires=(PLUGIN_DISTRIBUTION,) if enters else (),
     )
