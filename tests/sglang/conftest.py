@@ -13,20 +13,34 @@ import pytest
 
 from weightlane.facts import EngineFacts
 from weightlane_sglang.contract import (
+    CONTINUE_ROUTE,
     FIELDS_USED,
+    MEMORY_FIELDS_USED,
+    PAUSE_ROUTE,
+    RELEASE_ROUTE,
+    RESUME_ROUTE,
     ROUTES_USED,
     SESSION_FIELDS_USED,
     SESSION_ROUTES_USED,
     UPDATE_REQUEST,
+    UPDATE_ROUTE,
+    VERSION_ROUTE,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-FIELDS = {**FIELDS_USED, "UpdateWeightsFromTensorReqInput": (
+    import torch
+
+FIELDS = {**FIELDS_USED, **MEMORY_FIELDS_USED, "UpdateWeightsFromTensorReqInput": (
     "rid", "http_worker_ipc", "serialized_named_tensors", "load_format", "flush_cache", "abort_all_requests",
     "weight_version", "disable_draft_model", "torch_empty_cache",
 )}  # fmt: skip
+
+
+LANE_ROUTES = (UPDATE_ROUTE, PAUSE_ROUTE, "/flush_cache?timeout=30", VERSION_ROUTE, CONTINUE_ROUTE)
+MEMORY_ROUTES = (RELEASE_ROUTE, RESUME_ROUTE)
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ class FakeSglangServer:
 
 
 def openapi_document() -> dict[str, Any]:
-    paths: dict[str, Any] = {route: {"post": {}} for route in ROUTES_USED}
+    paths: dict[str, Any] = {route: {"post": {}} for route in (*ROUTES_USED, *MEMORY_ROUTES)}
     paths["/flush_cache"] = {"post": {"parameters": [{"name": "timeout", "in": "query"}]}}
     schemas = {
         name: {"properties": {each: {"type": "string"} for each in fields}}
@@ -136,6 +150,61 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+@pytest.fixture(scope="session")
+def lane_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint's configuration, small enough for a whole lane."""
+    from transformers import Qwen3Config
+
+    made = tmp_path_factory.mktemp("model")
+    Qwen3Config(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=4, vocab_size=16, tie_word_embeddings=False, architectures=["Qwen3ForCausalLM"],
+    ).save_pretrained(made)  # fmt: skip
+    return made
+
+
+@pytest.fixture
+def lane_tensors(lane_folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors that it asks for."""
+    import torch
+
+    from weightlane.checkpoint import expected_tensors_of_config
+
+    generator = torch.Generator().manual_seed(0)
+    return {
+        item.name: torch.randn(item.shape, generator=generator)
+        for item in expected_tensors_of_config(lane_folder)
+    }
+
+
+class AnswersFrom(dict[str, Any]):
+    """Answers every route of a sync; from its `failing`th request on, `route` is answered with `bad`."""
+
+    def __init__(self, answers: dict[str, Any], good: Any) -> None:
+        super().__init__(answers, **dict.fromkeys(LANE_ROUTES, good))
+        self.route, self.failing, self.bad = "", 0, good
+
+    def fail(self, route: str, number: int, bad: Any) -> None:
+        self.route, self.failing, self.bad = route, number, bad
+
+    def get(self, route: str, default: Any = None) -> Any:
+        if route == self.route:
+            self.failing -= 1
+            if self.failing <= 0:
+                return self.bad
+        return super().get(route, default)
+
+
+@pytest.fixture
+def lane_server(fake_server: FakeSglangServer, lane_folder: Path) -> FakeSglangServer:
+    """The fake as a lane meets it: it answers every route of a sync."""
+    fake_server.answers = AnswersFrom(fake_server.answers, Answer({"success": True}))
+    fake_server.answers["/model_info"] = Answer(
+        {"model_path": str(lane_folder), "weight_version": "default", "architectures": ["Qwen3ForCausalLM"]}
+    )
+    return fake_server
+
+
 @pytest.fixture
 def answer() -> type[Answer]:
     return Answer
@@ -153,7 +222,7 @@ def facts_of() -> Callable[..., EngineFacts]:
             "version": "0.5.18",
             "source": "server",
             "request_fields": dict(FIELDS),
-            "routes": tuple(ROUTES_USED),
+            "routes": (*ROUTES_USED, *MEMORY_ROUTES),
             "parallel": ParallelSizes(tensor=2),
         }
         return EngineFacts(**{**known, **changes})
@@ -166,4 +235,4 @@ def session_facts(facts_of: Callable[..., EngineFacts]) -> EngineFacts:
     """Facts of a 0.5.23 server."""
     update = tuple(name for name in FIELDS[UPDATE_REQUEST] if name != "disable_draft_model")
     fields = {**FIELDS, **SESSION_FIELDS_USED, UPDATE_REQUEST: (*update, "selector")}
-    return facts_of(version="0.5.23", routes=tuple(SESSION_ROUTES_USED), request_fields=fields)
+    return facts_of(version="0.5.23", routes=(*SESSION_ROUTES_USED, *MEMORY_ROUTES), request_fields=fields)

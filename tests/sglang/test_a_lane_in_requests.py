@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import weightlane as wl
-from weightlane.checkpoint import expected_tensors_of_config
 from weightlane.errors import EngineDeadError, EngineError, PlanError
 from weightlane_sglang.contract import (
     CONTINUE_ROUTE,
@@ -21,59 +20,20 @@ from weightlane_sglang.contract import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from weightlane.lane import Lane
 
 FLUSH = "/flush_cache?timeout=30"
 SYNC_ROUTES = (PAUSE_ROUTE, UPDATE_ROUTE, FLUSH, VERSION_ROUTE, CONTINUE_ROUTE)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import Qwen3Config
-
-    made = tmp_path_factory.mktemp("model")
-    Qwen3Config(
-        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=4, vocab_size=16, tie_word_embeddings=False, architectures=["Qwen3ForCausalLM"],
-    ).save_pretrained(made)  # fmt: skip
-    return made
+@pytest.fixture
+def tensors(lane_tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return lane_tensors
 
 
 @pytest.fixture
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return {
-        item.name: torch.randn(item.shape, generator=generator) for item in expected_tensors_of_config(folder)
-    }
-
-
-class AnswersFrom(dict[str, Any]):
-    """Answers every route of a sync; from its `failing`th request on, `route` is answered with `bad`."""
-
-    def __init__(self, answers: dict[str, Any], good: Any) -> None:
-        super().__init__(answers, **dict.fromkeys(SYNC_ROUTES, good))
-        self.route, self.failing, self.bad = "", 0, good
-
-    def fail(self, route: str, number: int, bad: Any) -> None:
-        self.route, self.failing, self.bad = route, number, bad
-
-    def get(self, route: str, default: Any = None) -> Any:
-        if route == self.route:
-            self.failing -= 1
-            if self.failing <= 0:
-                return self.bad
-        return super().get(route, default)
-
-
-@pytest.fixture
-def server(fake_server: Any, answer: Any, folder: Path) -> Any:
-    fake_server.answers = AnswersFrom(fake_server.answers, answer({"success": True}))
-    fake_server.answers["/model_info"] = answer(
-        {"model_path": str(folder), "weight_version": "default", "architectures": ["Qwen3ForCausalLM"]}
-    )
-    return fake_server
+def server(lane_server: Any) -> Any:
+    return lane_server
 
 
 def connect(server: Any, tensors: dict[str, torch.Tensor]) -> Lane:

@@ -11,7 +11,7 @@ import pytest
 
 from weightlane.contexts import RolloutTarget
 from weightlane.endpoint import TracingEndpoint
-from weightlane.errors import EngineDeadError, EngineError, ProtocolError
+from weightlane.errors import EngineDeadError, EngineError, NotServableError, ProtocolError
 from weightlane.failures import failure_of
 from weightlane.messages import WireTensor, decode, encode
 from weightlane.trace.table import PlacementTable, TableKey, TracedSource, Untraced
@@ -72,6 +72,12 @@ class FakeLoader:
         )
         key = TableKey("sglang", "0.5.18", "Model", worker=rank, workers=2, tensor_parallel=2)
         return encode(Traced(PlacementTable(key, "plain", sources, (), ())))
+
+
+class SleepingLoader(FakeLoader):
+    def reply(self, rank: int, request: Any) -> bytes:
+        key = TableKey("sglang", "0.5.18", "Model", worker=rank, workers=2, tensor_parallel=2)
+        return encode(Traced(PlacementTable(key, "plain", (), (), ()), ("weights",)[:rank]))
 
 
 class RefusingLoader(FakeLoader):
@@ -145,6 +151,14 @@ def test_a_server_that_answers_nowhere_is_untraced_and_the_folder_is_named(
     assert isinstance(untraced, Untraced)
     assert str(run) in untraced.reason
     assert "another host" in untraced.reason
+
+
+def test_a_server_that_somebody_put_to_sleep_is_not_planned_for(
+    endpoint: SglangEndpoint, serve: Callable[..., FakeLoader]
+) -> None:
+    serve(SleepingLoader())
+    with pytest.raises(NotServableError, match="it has released weights"):
+        endpoint.trace_workers(TENSORS, 10)
 
 
 def test_a_rank_that_does_not_answer_is_an_error(

@@ -136,7 +136,12 @@ def test_the_incarnation_is_stable_and_changes_with_a_restart(fake_server: Any, 
         }
         fake_server.answers["/server_info"] = answer(restarted)
         assert read_incarnation(channel, timeout_seconds=5) != first
-        fake_server.answers["/server_info"] = answer({**restarted, "startup_time": None})
+        old = {**restarted, "startup_time": None}
+        fake_server.answers["/server_info"] = answer(old)
+        by_seed = read_incarnation(channel, timeout_seconds=5)
+        fake_server.answers["/server_info"] = answer({**old, "random_seed": 8})
+        assert read_incarnation(channel, timeout_seconds=5) != by_seed, "older servers: their seed tells"
+        fake_server.answers["/server_info"] = answer({**old, "random_seed": None})
         with pytest.raises(EngineError, match="startup_time"):
             read_incarnation(channel, timeout_seconds=5)
 

@@ -127,7 +127,7 @@ def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_the_launch_plan_is_what_is_started(fake_python: Any, tmp_path: Path) -> None:
-    descriptor, _ = weightlane_register_backends()
+    descriptor, *_ = weightlane_register_backends()
     facts = EngineFacts(engine="sglang", version="0.5.18", source="installed", device="cpu")
     source = FAKE_SERVER.replace("import http", "import sys; print(sys.argv[1:], flush=True)\nimport http", 1)
     log = tmp_path / "log"
@@ -147,7 +147,7 @@ def test_the_launch_plan_is_what_is_started(fake_python: Any, tmp_path: Path) ->
     "address", ["unix:/x", "https://here:1", "http://here", "http://here:port", "http://here:1/v1"]
 )
 def test_the_launch_plan_refuses_an_address_where_no_server_can_listen(address: str) -> None:
-    descriptor, _ = weightlane_register_backends()
+    descriptor, *_ = weightlane_register_backends()
     facts = EngineFacts(engine="sglang", version="0.5.18", source="installed")
     with pytest.raises(PlanError, match=r"http://HOST:PORT"):
         plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/m", address=address))
@@ -177,7 +177,7 @@ def test_our_code_is_let_in_where_the_environment_holds_it(
     held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WEIGHTLANE_RUN_FOLDER", "/run/ours")
-    descriptor, _ = weightlane_register_backends()
+    descriptor, *_ = weightlane_register_backends()
     seen = {"weightlane_sglang.weight_loader:answer": held}
     facts = EngineFacts(engine="sglang", version="0.5.18", source="installed", attributes=seen)
     plan = plan_launch(LaunchContext(descriptor, facts, Mode.FULL, "/m"))

@@ -15,7 +15,15 @@ from weightlane.failures import Failure
 from weightlane.messages import WireTensor, decode, encode
 from weightlane.trace.coverage import coverage_problems
 from weightlane_sglang import loader_answers
-from weightlane_sglang.loader_messages import ElementsHashed, HashElements, LoaderReply, Traced, TraceLoad
+from weightlane_sglang.loader_messages import (
+    ElementsHashed,
+    HashElements,
+    LoaderReply,
+    Released,
+    TellReleased,
+    Traced,
+    TraceLoad,
+)
 from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE, exchange
 from weightlane_sglang.weight_loader import answer
 
@@ -89,6 +97,59 @@ def test_a_rank_tells_where_each_tensor_lands_and_its_model_stays_as_it_was() ->
     assert model.qk is parameter
     assert model.qk.data_ptr() == address
     assert torch.equal(model.qk, before)
+
+
+def test_a_scheduler_before_0_5_14_tells_its_layout_by_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", None)
+    groups = types.ModuleType("sglang.srt.distributed.parallel_state")
+    for name, number in (
+        ("get_tensor_model_parallel_rank", 1),
+        ("get_tensor_model_parallel_world_size", 2),
+        ("get_moe_expert_parallel_world_size", 1),
+    ):
+        setattr(groups, name, lambda number=number: number)
+    groups.get_pp_group = lambda: SimpleNamespace(world_size=1)  # type: ignore[attr-defined]
+    holder = types.ModuleType("sglang.srt.distributed")
+    holder.parallel_state = groups  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sglang.srt.distributed", holder)
+    monkeypatch.setitem(sys.modules, "sglang.srt.distributed.parallel_state", groups)
+    reply = asked(PackingModel(), in_bytes(encode(TraceLoad(TENSORS))))
+    assert isinstance(reply, Traced)
+    key = reply.table.key
+    assert (key.worker, key.workers, key.pipeline_parallel, key.lora) == (1, 2, 1, False)
+
+    class Wrapped(torch.nn.Module):
+        __module__ = "sglang.srt.lora.layers"
+
+    model = PackingModel()
+    model.wrapped = Wrapped()
+    reply = asked(model, in_bytes(encode(TraceLoad(TENSORS))))
+    assert isinstance(reply, Traced)
+    assert reply.table.key.lora
+
+
+class FakeUpdater:
+    """The part of a scheduler that calls a loader and keeps tags."""
+
+    def __init__(self, tags: Any) -> None:
+        self.offload_tags = tags
+
+    def update(self) -> LoaderReply:
+        return asked(PackingModel(), in_bytes(encode(TellReleased())))
+
+
+@pytest.mark.parametrize(
+    ("tags", "told"),
+    [
+        ({"weights", "kv_cache"}, ("kv_cache", "weights")),
+        (set(), ()),
+        ("another thing of this name", None),
+    ],
+)
+def test_a_rank_tells_what_the_scheduler_around_it_has_released(
+    tags: Any, told: tuple[str, ...] | None
+) -> None:
+    assert FakeUpdater(tags).update() == Released(told)
 
 
 def test_a_rank_hashes_what_it_holds_by_a_table_that_it_gave() -> None:

@@ -191,4 +191,18 @@ def test_the_descriptor_promises_what_requests_alone_can_do() -> None:
     assert received | {Capability.NATIVE_REQUESTS} <= DESCRIPTOR.capabilities
     assert DESCRIPTOR.versions.contains("0.5.18")
     assert not DESCRIPTOR.versions.contains("0.5.21")
-    assert not DESCRIPTOR.versions.contains("0.5.16")
+    assert not DESCRIPTOR.versions.contains("0.5.9")
+
+
+@pytest.mark.parametrize(
+    ("host", "noted"),
+    [("127.0.0.1", False), ("localhost", False), ("::1", False), ("10.0.0.7", True), ("gpu-3.example", True)],
+)
+def test_a_host_that_is_not_loopback_is_named_in_the_plan(
+    facts_of: Callable[..., EngineFacts], host: str, noted: bool
+) -> None:
+    worker = WorkerDescription(0, 1, host, 0, "i")
+    seen = dataclasses.replace(context(facts_of()), workers=(worker,))
+    notes = [note for note in plugin.weightlane_build_requests(seen).notes if "not loopback" in note]
+    assert bool(notes) == noted
+    assert all(host in note for note in notes)

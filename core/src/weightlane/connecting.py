@@ -40,7 +40,9 @@ def connect(
     rollout: Sequence[RolloutSpec] | None,
     mode: Mode | Literal["full", "merged", "adapter"] = Mode.FULL,
     verify: VerifyLevel = "digest",
-    transport: TransportName | Literal["inprocess", "cuda_ipc", "shm", "inline", "disk"] | None = None,
+    transport: TransportName
+    | Literal["inprocess", "cuda_ipc", "shm", "inline", "collective", "disk"]
+    | None = None,
     folder: str = "",
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     missing_replicas: MissingPolicy = "fail",
@@ -65,7 +67,7 @@ def connect(
         verify: `off`, `counts`, or `digest` (counts and an xxh3 over every byte on both sides).
         transport: None chooses: by reference in one process; where every worker shares its GPU with a rank,
             memory of that GPU (`cuda_ipc`); a ring on one host (`shm`); by value otherwise. `disk` is never
-            chosen for you.
+            chosen for you, nor is `collective`: rank 0 broadcasts over a group that the engine makes for it.
         folder: for transport `disk`: where rank 0 writes each version as safetensors files, and all engine
             workers read them, so both must see it. The lane makes a private folder of its own below it and
             leaves the published version there. "" takes a temporary folder, removed at `close`.

@@ -28,7 +28,8 @@ def choose_transport(
     """The transport for one replica: the user's choice if it can work, else the first that can.
 
     Order: by reference in one process, memory of the GPU that rank and worker share, a shared-memory ring on
-    one host, by value over any distance. `disk` is taken only when asked for. Runs on the controller, in
+    one host, by value over any distance. `disk` and `collective` are taken only
+    when asked for. Runs on the controller, in
     whose process an engine handle lives. `folder` is the one that the user named for `disk`, if any.
     """
     reasons = {name: _hindrance(name, descriptor, workers, ranks, folder) for name in TransportName}

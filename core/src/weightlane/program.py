@@ -46,11 +46,19 @@ class AgentMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ag
     transport: Literal["shm", "cuda_ipc", "inline", "inprocess", "disk"]
 
 
+class AnnouncedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A group of the engine's own, over which the controller (rank 0) broadcasts to `workers` other ranks."""
+
+    backend: Literal["gloo", "nccl"]
+    workers: int
+
+
 class RequestMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="request"):
     """Only the engine's own requests exist: one request a bucket.
 
     `payload_field` receives `copies` times the bucket's payload. `body` is the JSON of every bucket but the
-    last, `last_body` that of the last (a cache flush belongs to it alone).
+    last, `last_body` that of the last (a cache flush belongs to it alone). With a `group` the request only
+    announces a bucket (`payload_field` is empty), which is then broadcast over that group.
     """
 
     route: str
@@ -59,7 +67,8 @@ class RequestMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     body: str
     last_body: str
     timeout_seconds: float = 120.0
-    transport: Literal["inline"] = "inline"
+    transport: Literal["inline", "collective"] = "inline"
+    group: AnnouncedGroup | None = None
 
 
 Move: TypeAlias = AgentMove | RequestMove

@@ -100,6 +100,7 @@ class TransportName(str, Enum):
     CUDA_IPC = "cuda_ipc"
     SHM = "shm"
     INLINE = "inline"
+    COLLECTIVE = "collective"
     DISK = "disk"
 
     @property

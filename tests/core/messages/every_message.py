@@ -30,7 +30,15 @@ from weightlane.lane_owner import LaneOwner
 from weightlane.manifest import Manifest, RankManifest, TensorSpec, TrainedAdapter
 from weightlane.peft import AdapterConfig, ModuleLora
 from weightlane.plan import LanePlan, ReplicaPlan
-from weightlane.program import AgentMove, EngineCall, MemoryCalls, Program, RequestMove, TrainerLifecycle
+from weightlane.program import (
+    AgentMove,
+    AnnouncedGroup,
+    EngineCall,
+    MemoryCalls,
+    Program,
+    RequestMove,
+    TrainerLifecycle,
+)
 from weightlane.receiver import (
     BeyondExpected,
     ExpectedTensor,
@@ -180,7 +188,11 @@ def _replica(number: int, **fields: Any) -> ReplicaPlan:
 
 
 REQUESTS_PROGRAM = Program(
-    RequestMove("/update", "payload", 2, "{}", '{"flush_cache": true}', 9.0),
+    RequestMove(
+        *("/update", "payload", 2, "{}", '{"flush_cache": true}', 9.0),
+        transport="collective",
+        group=AnnouncedGroup("gloo", 2),
+    ),
     pause=(PAUSE,),
     settle=(PAUSE,),
     publish=(PAUSE,),

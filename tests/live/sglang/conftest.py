@@ -168,6 +168,13 @@ def tiny_server(
 
 
 @pytest.fixture(scope="session")
+def newer_server(start_server: StartServer, sglang_newer: Path, tiny_folder: Path) -> Iterator[RunningServer]:
+    """SGLang 0.5.23, which takes updates in sessions, at TP 2."""
+    with start_server(tiny_folder, 2, newer=sglang_newer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def lora_arguments() -> tuple[str, ...]:
     """What turns LoRA on in a server, for every module."""
     return LORA
@@ -235,7 +242,7 @@ def program_of() -> Callable[[SglangEndpoint], Program]:
     """The program that the plugin makes for a live server."""
 
     def make(endpoint: SglangEndpoint) -> Program:
-        descriptor, _ = plugin.weightlane_register_backends()
+        descriptor, *_ = plugin.weightlane_register_backends()
         context = BuildRequestsContext(
             descriptor, endpoint.facts(), Phase.FULL, TransportName.INLINE, (), (), (), "counts"
         )

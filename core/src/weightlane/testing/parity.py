@@ -63,7 +63,7 @@ class Arguments:
     prompt_tokens: int
     noise: float
     placement: Literal["replicated", "partitioned"]
-    transport: Literal["shm", "inline", "disk"] | None
+    transport: Literal["shm", "inline", "collective", "disk"] | None
     bucket_bytes: int
     bucket_seconds: float
     engine_model: str
@@ -261,7 +261,7 @@ def parse(words: Sequence[str] | None = None) -> Arguments:
     parser.add_argument("--prompt-tokens", type=int, default=0, help="at least so many tokens a prompt")
     parser.add_argument("--noise", type=float, default=0.02)
     parser.add_argument("--placement", default="replicated", choices=("replicated", "partitioned"))
-    parser.add_argument("--transport", default=None, choices=("shm", "inline", "disk"))
+    parser.add_argument("--transport", default=None, choices=("shm", "inline", "collective", "disk"))
     parser.add_argument("--bucket-bytes", type=int, default=64 << 20)
     parser.add_argument("--bucket-seconds", type=float, default=0.0)
     parser.add_argument("--engine-model", default="")

@@ -30,7 +30,7 @@ def controller_sink(
             return AgentInlineSink(plan, replica, endpoint)
         case TransportName.INPROCESS:
             return InprocessSink(plan, replica, endpoint)
-        case TransportName.SHM | TransportName.CUDA_IPC | TransportName.DISK:
+        case TransportName.SHM | TransportName.CUDA_IPC | TransportName.DISK | TransportName.COLLECTIVE:
             return None
 
 

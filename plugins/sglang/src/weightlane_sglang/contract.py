@@ -16,6 +16,9 @@ VERSION_ROUTE = "/update_weight_version"
 GENERATE_ROUTE = "/generate"
 MODEL_INFO_ROUTE = "/model_info"
 SERVER_INFO_ROUTE = "/server_info"
+MODEL_INFO_ROUTES = (MODEL_INFO_ROUTE, "/get_model_info")
+SERVER_INFO_ROUTES = (SERVER_INFO_ROUTE, "/get_server_info")
+"""Newest first; the others are all that there is before 0.5.6, and error bodies later."""
 OPENAPI_ROUTE = "/openapi.json"
 
 BEGIN_UPDATE_ROUTE = "/begin_weight_update"
@@ -27,6 +30,13 @@ ENCODES = "/model_info:has_image_understanding or has_audio_understanding"
 ENCODER_CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
 """Of the server: how much of that it keeps (`MultiModalStaticCache`). `/flush_cache` empties none of it (read
 in 0.5.18 and 0.5.23), and no other route does; with 0 nothing is kept."""
+
+DISTRIBUTED_ROUTE = "/update_weights_from_distributed"
+INIT_GROUP_ROUTE = "/init_weights_update_group"
+DESTROY_GROUP_ROUTE = "/destroy_weights_update_group"
+RELEASE_ROUTE = "/release_memory_occupation"
+RESUME_ROUTE = "/resume_memory_occupation"
+"""These five are asked for by lanes that were told to use them; no probe wants them."""
 
 ROUTES_USED = (
     UPDATE_ROUTE,
@@ -44,6 +54,13 @@ UPDATE_REQUEST = "UpdateWeightsFromTensorReqInput"
 PAUSE_REQUEST = "PauseGenerationReqInput"
 VERSION_REQUEST = "UpdateWeightVersionReqInput"
 
+DISTRIBUTED_REQUEST = "UpdateWeightsFromDistributedReqInput"
+INIT_GROUP_REQUEST = "InitWeightsUpdateGroupReqInput"
+DESTROY_GROUP_REQUEST = "DestroyWeightsUpdateGroupReqInput"
+RELEASE_REQUEST = "ReleaseMemoryOccupationReqInput"
+RESUME_REQUEST = "ResumeMemoryOccupationReqInput"
+
+TAGS_FIELD = "tags"
 PAYLOAD_FIELD = "serialized_named_tensors"
 VERSION_FIELD = "new_version"
 SELECTOR_FIELD = "selector"
@@ -63,6 +80,29 @@ SESSION_FIELDS_USED: dict[str, tuple[str, ...]] = {
     BEGIN_REQUEST: (SELECTOR_FIELD,),
     UPDATE_REQUEST: (*FIELDS_USED[UPDATE_REQUEST], SELECTOR_FIELD),
 }
+UNTIMED_FIELDS_USED: dict[str, tuple[str, ...]] = {
+    UPDATE_REQUEST: FIELDS_USED[UPDATE_REQUEST],
+    VERSION_REQUEST: FIELDS_USED[VERSION_REQUEST],
+}
+UNTIMED_ROUTES_USED = (
+    UPDATE_ROUTE,
+    PAUSE_ROUTE,
+    CONTINUE_ROUTE,
+    FLUSH_ROUTE,
+    VERSION_ROUTE,
+    GENERATE_ROUTE,
+)
+"""The same before 0.5.10, where a flush takes no time to wait; before 0.5.6 a pause takes nothing at all."""
+MEMORY_FIELDS_USED = {RELEASE_REQUEST: (TAGS_FIELD,), RESUME_REQUEST: (TAGS_FIELD,)}
+"""What a lane that manages memory sends besides."""
+ANNOUNCED_FIELDS = ("names", "dtypes", "shapes", "group_name")
+GROUP_FIELDS = ("master_address", "master_port", "rank_offset", "world_size", "group_name", "backend")
+COLLECTIVE_FIELDS_USED: dict[str, tuple[str, ...]] = {
+    DISTRIBUTED_REQUEST: (*ANNOUNCED_FIELDS, "flush_cache", "abort_all_requests"),
+    INIT_GROUP_REQUEST: GROUP_FIELDS,
+    DESTROY_GROUP_REQUEST: ("group_name",),
+}
+"""What transport `collective` sends besides."""
 SESSION_ROUTES_USED = (*ROUTES_USED, BEGIN_UPDATE_ROUTE, END_UPDATE_ROUTE)
 """The same where updates need a session."""
 
@@ -78,6 +118,8 @@ LAUNCH_ARGUMENTS_READ = (
     "enable_dp_attention",
     "disable_radix_cache",
     "custom_weight_loader",
+    "enable_memory_saver",
+    "enable_weights_cpu_backup",
     "attention_backend",
     "moe_runner_backend",
 )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 QUOTED_CHARACTERS = 2000
+NOT_FOUND = "with status 404"
+"""In the error about a route that the server does not have."""
 _CONNECT_SECONDS = 10.0
 _ALIVE_SECONDS = 3.0
 _LARGEST_ANSWER = 256 << 20

@@ -14,19 +14,29 @@ import msgspec
 from typing_extensions import override
 
 from weightlane.endpoint import EngineEndpoint, ReadingBackEndpoint, TracingEndpoint
-from weightlane.errors import EngineError
+from weightlane.errors import EngineError, NotServableError
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
 from weightlane.trace.table import Untraced
+from weightlane_sglang.announced_updates import AnnouncedUpdates
 from weightlane_sglang.contract import END_UPDATE_ROUTE, GENERATE_ROUTE
 from weightlane_sglang.expected import expected_tensors
 from weightlane_sglang.generation import generate_body, read_generations
 from weightlane_sglang.http_channel import HttpChannel
 from weightlane_sglang.loader_channel import ask
-from weightlane_sglang.loader_messages import ElementsHashed, HashElements, Traced, TraceLoad
+from weightlane_sglang.loader_messages import (
+    ElementsHashed,
+    HashElements,
+    Released,
+    TellReleased,
+    Traced,
+    TraceLoad,
+)
 from weightlane_sglang.payload import EncodedBucket, request_body
 from weightlane_sglang.server_facts import read_facts, read_incarnation, read_model_info, version_number
-from weightlane_sglang.session import UpdateSession, is_for_session
+from weightlane_sglang.server_memory import MEMORY_ROUTES, ServerMemory
+from weightlane_sglang.session import UpdateSession, is_for_session, wants_session
+from weightlane_sglang.untimed_flush import is_untimed_flush, until_idle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +70,8 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
         self._timeout = timeout_seconds
         self._channel = HttpChannel(target.address)
         self._session = UpdateSession(self._channel)
+        self._announced = AnnouncedUpdates(self._channel)
+        self._memory = ServerMemory(self._channel.url, self._incarnation, self._told_released)
 
     @property
     @override
@@ -107,12 +119,25 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
     def trace_workers(
         self, tensors: Sequence[WireTensor], timeout_seconds: float
     ) -> tuple[PlacementTable, ...] | Untraced:
-        """Asks our loader inside the server, where it was started with one (see `loader_channel`)."""
+        """Asks our loader inside the server, where it was started with one (see `loader_channel`).
+
+        Raises:
+            NotServableError: somebody has the server sleep; weights written into released memory end it.
+            EngineError: the server was asked and failed.
+        """
         request = TraceLoad(tuple(tensors))
         replies = ask(self._channel, self.facts(), request, timeout_seconds=timeout_seconds)
         if isinstance(replies, Untraced):
             return replies
-        return tuple(reply.table for reply in replies if isinstance(reply, Traced))
+        traced = [reply for reply in replies if isinstance(reply, Traced)]
+        released = sorted({tag for reply in traced for tag in reply.released})
+        if released:
+            raise NotServableError(
+                f"SGLang at {self.address} sleeps: it has released {', '.join(released)}.",
+                "A lane takes back what it released alone, and nothing is written into memory that is gone.",
+                "Resume it by /resume_memory_occupation with these tags, then connect.",
+            )
+        return tuple(reply.table for reply in traced)
 
     @override
     def read_back(self, tables: Sequence[PlacementTable], timeout_seconds: float) -> tuple[LiveHashes, ...]:
@@ -148,21 +173,32 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
         data = body.encode()
         if call.route == END_UPDATE_ROUTE:
             self._session.ended()
-        answer = self._channel.send(
-            "POST", call.route, timeout_seconds=call.timeout_seconds, body=(data,), length=len(data)
-        )
+
+        def send(seconds: float) -> bytes:
+            return self._channel.send(
+                "POST", call.route, timeout_seconds=seconds, body=(data,), length=len(data)
+            )
+
+        with self._memory.checked(call) if call.route in MEMORY_ROUTES else nullcontext():
+            seconds = call.timeout_seconds
+            answer = until_idle(send, seconds) if is_untimed_flush(call) else send(seconds)
         return answer.decode("utf-8", "replace")
 
     @override
     def send_bucket(
         self, move: RequestMove, tensors: Sequence[tuple[str, Tensor]], *, last: bool, version: int
     ) -> None:
-        """Sends one bucket by value, in the dtypes given; answers once the server has loaded it.
+        """Sends one bucket, in the dtypes given, by value or to a group; ends once the server has loaded it.
 
         An empty bucket is not sent: nothing in it marks the end. `version` has a call of its own. In the
         era of sessions, one is opened before the first bucket.
         """
         if not tensors:
+            return
+        if move.group is not None:
+            body = move.last_body if last else move.body
+            with self._session.held() if is_for_session(move) else nullcontext():
+                self._announced.send(move, move.group, body, tensors)
             return
         length, pieces = request_body(
             EncodedBucket(tensors),
@@ -205,7 +241,24 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
 
     @override
     def close(self) -> None:
+        self._announced.leave()
         self._channel.close()
+
+    def _incarnation(self) -> str:
+        return read_incarnation(self._channel, timeout_seconds=self._timeout)
+
+    def _told_released(self) -> frozenset[str] | None:
+        """Not in a session: its end goes through all weights, which may be among what is released."""
+        facts = self.facts()
+        if wants_session(facts):
+            return None
+        replies = ask(self._channel, facts, TellReleased(), timeout_seconds=self._timeout)
+        if isinstance(replies, Untraced):
+            return None
+        told = [reply.tags for reply in replies if isinstance(reply, Released)]
+        if not told or any(tags is None for tags in told):
+            return None
+        return frozenset(tag for tags in told for tag in tags or ())
 
 
 def open_endpoint(context: EndpointContext) -> EngineEndpoint:

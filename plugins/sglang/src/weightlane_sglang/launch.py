@@ -58,7 +58,17 @@ _LOADER_NOTE = (
 )
 _PORT_NOTE = "Whoever can reach its port can run code in it: keep it on loopback or a trusted network."
 
+<<<<<<< HEAD
 _EVERYWHERE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", ENCODER_CACHE_VARIABLE: "0"}
+=======
+_RELEASE_NOTE = (
+    "Weights that are released are lost until the next sync; --enable-weights-cpu-backup keeps a copy on the "
+    "host. The memory saver is the package torch_memory_saver, in the server's environment."
+)
+_CPU_RELEASE_NOTE = "On a CPU SGLang keeps track of what is released, and frees nothing."
+
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+>>>>>>> h/E
 _CPU_ARGUMENTS = (
     *("--device", "cpu", "--dtype", "float32"),
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
@@ -141,26 +151,27 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
     traced.
 
     Raises:
-        PlanError: its address is no `http://HOST:PORT`, or memory is to be let go.
+        PlanError: its address is no `http://HOST:PORT`.
     """
-    if context.release:
-        what, fix = "a lane cannot have SGLang let memory go yet", "Leave it out, or choose another engine."
-        raise PlanError([Problem("release", tag, what, fix) for tag in context.release])
     device: Device = "cpu" if context.facts.device == "cpu" else "gpu"
     address = context.address or _PROPOSED_ADDRESS
     host, port = _host_and_port(address)
     arguments = launch_arguments(
         context.model, host=host, port=port, tensor_parallel=context.tensor_parallel, device=device
     )
+    if context.release and device == "gpu":
+        arguments = (*arguments, "--enable-memory-saver")
     environment = server_environment(tensor_parallel=context.tensor_parallel, device=device)
     enters = context.facts.attributes.get(LOADER_QUESTION, False)
     if enters and RUN_FOLDER_VARIABLE in os.environ:
         environment[RUN_FOLDER_VARIABLE] = os.environ[RUN_FOLDER_VARIABLE]
-    notes = (_LOADER_NOTE if enters else _NO_LOADER_NOTE, _PORT_NOTE)
+    notes = [_LOADER_NOTE if enters else _NO_LOADER_NOTE, _PORT_NOTE]
+    if context.release:
+        notes.append(_CPU_RELEASE_NOTE if device == "cpu" else _RELEASE_NOTE)
     return LaunchPlan(
         arguments=(*arguments, *LOADER_ARGUMENTS) if enters else arguments,
         environment=environment,
-        notes=(_CPU_NOTE, *notes) if device == "cpu" else notes,
+        notes=(_CPU_NOTE, *notes) if device == "cpu" else tuple(notes),
         address=address,
         requires=(PLUGIN_DISTRIBUTION,) if enters else (),
     )

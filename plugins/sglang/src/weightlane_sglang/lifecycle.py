@@ -16,14 +16,18 @@ from weightlane_sglang.contract import (
     VERSION_REQUEST,
     VERSION_ROUTE,
 )
+from weightlane_sglang.memory_plan import memory_notes, plan_memory
+from weightlane_sglang.probes import FLUSH_TIMEOUT
 from weightlane_sglang.requests import json_body, require_fields
+from weightlane_sglang.running_requests import PAUSE_NOTES, pause_fields, policy_of
+from weightlane_sglang.server_facts import STARTUP_TIMES
 
 if TYPE_CHECKING:
     from weightlane.contexts import BuildRequestsContext
+    from weightlane.facts import EngineFacts
 
 FLUSH_IDLE_SECONDS = 30
 _CALL_SECONDS = 60.0
-_ABORTS = "the pause aborts requests in flight; await them before a sync to keep them whole"
 _ENCODED = (
     "SGLang keeps what the model's encoders made of an image or a sound, and no request empties that: an "
     "input seen before a sync is answered with what the old weights made of it, unless the server was "
@@ -33,28 +37,32 @@ _ENCODED = (
 
 
 def plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
-    """Pause by abort, flush once idle, publish, continue.
+    """Pause, flush once idle, publish, continue; with memory to manage, wait for idleness after the pause.
 
-    `abort` is the one pause after which the cache can be flushed: `in_place` and `retract` keep their
-    requests in the scheduler, so it never gets idle, and caches made by the old weights would serve on. New
-    requests wait at the server until it continues. Without a pause they would run between two buckets, on
-    half-written weights, since the server's writer lock is held for one request at a time.
+    A release in a server that is not idle ends it, and only a flush says that it is. New requests wait at the
+    server from the pause until it continues. Without one they would run between two buckets, on half-written
+    weights, since the server's writer lock is held for one request at a time.
+
+    Raises:
+        PlanError: the server's pause does not do what was asked for, or it cannot let that memory go.
     """
+    require_fields(context.facts, FLUSH_ROUTE, (FLUSH_TIMEOUT,))
+    route = f"{FLUSH_ROUTE}?{FLUSH_TIMEOUT}={FLUSH_IDLE_SECONDS}"
+    return lifecycle_around(context, EngineCall(route, timeout_seconds=FLUSH_IDLE_SECONDS + 30.0))
+
+
+def lifecycle_around(context: BuildRequestsContext, flush: EngineCall) -> Lifecycle:
+    """The lifecycle with this era's way to flush once the server is idle."""
     facts = context.facts
-    require_fields(facts, FLUSH_ROUTE, ("timeout",))
+    policy = policy_of(context)
+    pause = EngineCall(
+        PAUSE_ROUTE,
+        json_body(facts, PAUSE_REQUEST, pause_fields(facts, policy)),
+        timeout_seconds=_CALL_SECONDS,
+    )
     return Lifecycle(
-        pause=(
-            EngineCall(
-                PAUSE_ROUTE,
-                json_body(facts, PAUSE_REQUEST, {"mode": "abort"}),
-                timeout_seconds=_CALL_SECONDS,
-            ),
-        ),
-        settle=(
-            EngineCall(
-                f"{FLUSH_ROUTE}?timeout={FLUSH_IDLE_SECONDS}", timeout_seconds=FLUSH_IDLE_SECONDS + 30.0
-            ),
-        ),
+        pause=(pause, flush) if context.release else (pause,),
+        settle=(flush,),
         publish=(
             EngineCall(
                 VERSION_ROUTE,
@@ -64,9 +72,25 @@ def plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
             ),
         ),
         resume=(EngineCall(CONTINUE_ROUTE, timeout_seconds=_CALL_SECONDS),),
-        notes=(_ABORTS, _ENCODED) if facts.attributes.get(ENCODES) else (_ABORTS,),
-        requests="abort",
+        notes=(
+            PAUSE_NOTES[policy],
+            *((_ENCODED,) if facts.attributes.get(ENCODES) else ()),
+            *memory_notes(facts, context.release),
+            *_restart_notes(facts),
+        ),
+        memory=plan_memory(facts, context.release),
+        requests=policy,
     )
+
+
+def _restart_notes(facts: EngineFacts) -> tuple[str, ...]:
+    if facts.attributes.get(STARTUP_TIMES, True):
+        return ()
+    note = (
+        f"SGLang {facts.version} tells no start-up times: a new start shows in its random seed alone, so "
+        "that it must be started without --random-seed"
+    )
+    return (note,)
 
 
 def _version_field(context: BuildRequestsContext) -> str:

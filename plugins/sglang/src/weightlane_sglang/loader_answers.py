@@ -15,8 +15,11 @@ from weightlane_sglang.loader_messages import (
     HashElements,
     LoaderReply,
     LoaderRequest,
+    Released,
+    TellReleased,
     Traced,
 )
+from weightlane_sglang.released_tags import released_tags
 from weightlane_sglang.run_folder import write_answer
 from weightlane_sglang.tables_held import TablesHeld
 from weightlane_sglang.tracing import live_tensors_of, tensor_parallel_rank, trace_model
@@ -55,7 +58,9 @@ def _reply(model: nn.Module, tensor: Any) -> LoaderReply:
 
         table = _held.of_rank(request.tables, tensor_parallel_rank(), model)
         return ElementsHashed(live_hashes(table, live_tensors_of(model)))
-    return Traced(_held.keep(trace_model(model, request.tensors), model))
+    if isinstance(request, TellReleased):
+        return Released(released_tags())
+    return Traced(_held.keep(trace_model(model, request.tensors), model), released_tags() or ())
 
 
 def _bytes_of(tensor: Any) -> bytes:

@@ -20,9 +20,10 @@ class TraceLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tr
 
 
 class Traced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="traced"):
-    """Answer to `TraceLoad`: one rank's table."""
+    """Answer to `TraceLoad`: one rank's table, and what memory it has released as far as that is known."""
 
     table: PlacementTable
+    released: tuple[str, ...] = ()
 
 
 class HashElements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hash-elements"):
@@ -37,5 +38,15 @@ class ElementsHashed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     hashes: LiveHashes
 
 
-LoaderRequest: TypeAlias = TraceLoad | HashElements
-LoaderReply: TypeAlias = Traced | ElementsHashed | Failure
+class TellReleased(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tell-released"):
+    """Tell what memory the scheduler has let go of and not taken back."""
+
+
+class Released(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="released"):
+    """Answer to `TellReleased`: the scheduler's own tags, None where it keeps none that we know of."""
+
+    tags: tuple[str, ...] | None
+
+
+LoaderRequest: TypeAlias = TraceLoad | HashElements | TellReleased
+LoaderReply: TypeAlias = Traced | ElementsHashed | Released | Failure

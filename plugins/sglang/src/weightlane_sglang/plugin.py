@@ -1,4 +1,4 @@
-"""The `sglang` backend: its two eras and their hooks. Heavy imports stay inside the hooks."""
+"""The `sglang` backend: its eras and their hooks. Heavy imports stay inside the hooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from packaging.specifiers import SpecifierSet
 from weightlane.hookspecs import hookimpl
 from weightlane.types import BackendDescriptor, Capability, TransportName
 from weightlane_sglang.contract import DISTRIBUTIONS, ENGINE
-from weightlane_sglang.probes import probe_updates_in_session, probe_updates_without_session
+from weightlane_sglang.probes import (
+    probe_untimed_flush,
+    probe_updates_in_session,
+    probe_updates_without_session,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from weightlane.receiver import NameEntry
 
 BACKEND = "sglang"
+UNTIMED_FLUSH = "untimed-flush"
 WITHOUT_SESSION = "updates-without-session"
 IN_SESSION = "updates-in-session"
 _FACTS_SECONDS = 30.0
@@ -37,8 +42,9 @@ _FACTS_SECONDS = 30.0
 @hookimpl
 def weightlane_register_backends() -> Iterable[BackendDescriptor]:
     return [
-        _descriptor(WITHOUT_SESSION, ">=0.5.17,<0.5.21", probe_updates_without_session),
+        _descriptor(WITHOUT_SESSION, ">=0.5.10,<0.5.21", probe_updates_without_session),
         _descriptor(IN_SESSION, ">=0.5.21,<0.5.24", probe_updates_in_session),
+        _descriptor(UNTIMED_FLUSH, ">=0.5.0,<0.5.10", probe_untimed_flush),
     ]
 
 
@@ -60,7 +66,7 @@ def _descriptor(era: str, versions: str, probe: Callable[[EngineFacts], ProbeRes
                 Capability.WEIGHT_VERSION,
             }
         ),
-        transports=(TransportName.INLINE,),
+        transports=(TransportName.INLINE, TransportName.COLLECTIVE),
         summary="A running SGLang server through its own HTTP requests; plain checkpoint names.",
         install_hint="pip install 'sglang==0.5.18'",
         contracts="weightlane_sglang",
@@ -129,6 +135,10 @@ def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
         from weightlane_sglang.session_program import plan_lifecycle_in_session
 
         return plan_lifecycle_in_session(context)
+    if context.descriptor.era == UNTIMED_FLUSH:
+        from weightlane_sglang.untimed_flush import plan_lifecycle_with_untimed_flush
+
+        return plan_lifecycle_with_untimed_flush(context)
     from weightlane_sglang.lifecycle import plan_lifecycle
 
     return plan_lifecycle(context)

@@ -1,4 +1,4 @@
-"""The probes of both eras, over facts alone."""
+"""The probes of the eras, over facts alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from weightlane_sglang.contract import (
     BEGIN_UPDATE_ROUTE,
     END_UPDATE_ROUTE,
     FIELDS_USED,
+    FLUSH_ROUTE,
     ROUTES_USED,
     SELECTOR_FIELD,
     SESSION_FIELDS_USED,
     SESSION_ROUTES_USED,
+    UNTIMED_FIELDS_USED,
+    UNTIMED_ROUTES_USED,
     UPDATE_REQUEST,
 )
 
@@ -21,19 +24,39 @@ if TYPE_CHECKING:
 
     from weightlane.facts import EngineFacts
 
+FLUSH_TIMEOUT = "timeout"
+
+
+def probe_untimed_flush(facts: EngineFacts) -> ProbeResult:
+    """As the era after it, but that a flush answers at once whether it was done (0.5.0 to 0.5.9)."""
+    if FLUSH_TIMEOUT in facts.request_fields.get(FLUSH_ROUTE, ()):
+        return NotViable(
+            f"{FLUSH_ROUTE} takes {FLUSH_TIMEOUT}: since 0.5.10 the server itself waits for idleness"
+        )
+    in_session = _why_in_session(facts)
+    if in_session:
+        return NotViable(in_session)
+    evidence = f"{FLUSH_ROUTE} takes no {FLUSH_TIMEOUT}: it is asked until the server is idle"
+    return _listed(facts, UNTIMED_FIELDS_USED, UNTIMED_ROUTES_USED, evidence)
+
 
 def probe_updates_without_session(facts: EngineFacts) -> ProbeResult:
-    """One request a bucket, no session around it, one payload per tensor-parallel rank (0.5.17 to 0.5.20)."""
+    """One request a bucket, no session around it, one payload per tensor-parallel rank (0.5.10 to 0.5.20)."""
+    in_session = _why_in_session(facts)
+    if in_session:
+        return NotViable(in_session)
+    return _listed(facts, FIELDS_USED, ROUTES_USED, f"no {BEGIN_UPDATE_ROUTE}: updates need no session")
+
+
+def _why_in_session(facts: EngineFacts) -> str:
     if BEGIN_UPDATE_ROUTE in facts.routes:
-        return NotViable(
+        return (
             f"the server has {BEGIN_UPDATE_ROUTE}: since 0.5.21 weights are only taken inside a session, "
             "which this era does not open"
         )
     if SELECTOR_FIELD in facts.request_fields.get(UPDATE_REQUEST, ()):
-        return NotViable(
-            f"{UPDATE_REQUEST} has the field selector, which came with update sessions in 0.5.21"
-        )
-    return _listed(facts, FIELDS_USED, ROUTES_USED, f"no {BEGIN_UPDATE_ROUTE}: updates need no session")
+        return f"{UPDATE_REQUEST} has the field selector, which came with update sessions in 0.5.21"
+    return ""
 
 
 def probe_updates_in_session(facts: EngineFacts) -> ProbeResult:

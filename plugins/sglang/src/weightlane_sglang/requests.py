@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from weightlane.errors import PlanError, Problem, near_names
 from weightlane.program import Program, RequestMove
-from weightlane.types import Phase
+from weightlane.types import Phase, TransportName
 from weightlane_sglang.contract import PAYLOAD_FIELD, UPDATE_REQUEST, UPDATE_ROUTE
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def build_program(context: BuildRequestsContext) -> Program:
     if problems:
         raise PlanError(problems)
     facts = context.facts
+    if context.transport is TransportName.COLLECTIVE:
+        from weightlane_sglang.collective_program import announced_move
+
+        move, notes = announced_move(facts)
+        return Program(move=move, notes=(*notes, *_beyond_loopback(context)))
     body = json_body(
         facts, UPDATE_REQUEST, {"load_format": None, "flush_cache": False, "abort_all_requests": False}
     )
@@ -50,8 +56,26 @@ def build_program(context: BuildRequestsContext) -> Program:
         notes=(
             f"buckets travel {facts.parallel.tensor} times, once per tensor-parallel rank, by value",
             "an update tells nothing of what it wrote: names and shapes are checked against the checkpoint",
+            *_beyond_loopback(context),
         ),
     )
+
+
+def _beyond_loopback(context: BuildRequestsContext) -> tuple[str, ...]:
+    """The URL is the user's word that this host may be sent pickles; which host it is, is still shown."""
+    far = sorted({worker.host for worker in context.workers if not is_loopback(worker.host)})
+    return tuple(
+        f"{host} is not loopback: who can reach the port of SGLang, which unpickles, can run code in it"
+        for host in far
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host of a URL is this machine alone, by its name or its address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def json_body(facts: EngineFacts, request: str, values: Mapping[str, object]) -> str:

@@ -14,11 +14,16 @@ from weightlane_sglang.contract import (
     ENGINE,
     LAUNCH_ARGUMENTS_READ,
     MODEL_INFO_ROUTE,
+    MODEL_INFO_ROUTES,
     OPENAPI_ROUTE,
     SERVER_INFO_ROUTE,
+    SERVER_INFO_ROUTES,
 )
-from weightlane_sglang.http_channel import HttpChannel, quoted
+from weightlane_sglang.http_channel import NOT_FOUND, HttpChannel, quoted
 from weightlane_sglang.openapi import read_openapi
+
+STARTUP_TIMES = "server_info.startup_time"
+"""Whether the server tells how long its start took, as an attribute of facts: see `read_incarnation`."""
 
 
 class ServerInfo(msgspec.Struct):
@@ -47,14 +52,14 @@ class ModelInfo(msgspec.Struct):
 def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
     """Facts of the server behind `channel`; three small requests, each within `timeout_seconds`."""
     routes, fields = read_openapi(channel.get(OPENAPI_ROUTE, timeout_seconds=timeout_seconds))
-    for route in (MODEL_INFO_ROUTE, SERVER_INFO_ROUTE):
-        if route not in routes:
+    for known in (MODEL_INFO_ROUTES, SERVER_INFO_ROUTES):
+        if not set(known) & set(routes):
             raise EngineError(
-                f"The server at {channel.url} has no route {route}.",
-                "It is no SGLang server, or one older than 0.5.6.",
+                f"The server at {channel.url} has no route {known[0]}.",
+                "It is no SGLang server.",
                 f"Routes found: {', '.join(routes[:40]) or 'none'}.",
             )
-    answer = channel.get(SERVER_INFO_ROUTE, timeout_seconds=timeout_seconds)
+    answer = _one_of(channel, SERVER_INFO_ROUTES, timeout_seconds)
     info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
     model = read_model_info(channel, timeout_seconds=timeout_seconds)
     arguments = _decode_arguments(answer)
@@ -65,7 +70,7 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
         engine=ENGINE,
         version=info.version,
         source="server",
-        attributes={ENCODES: True} if encodes else {},
+        attributes={STARTUP_TIMES: bool(info.startup_time), ENCODES: bool(encodes)},
         request_fields=fields,
         routes=routes,
         launch_arguments=arguments,
@@ -78,7 +83,7 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
 
 def read_model_info(channel: HttpChannel, *, timeout_seconds: float) -> ModelInfo:
     """The model that the server answers with now, and its weight version."""
-    answer = channel.get(MODEL_INFO_ROUTE, timeout_seconds=timeout_seconds)
+    answer = _one_of(channel, MODEL_INFO_ROUTES, timeout_seconds)
     return _decode(answer, ModelInfo, MODEL_INFO_ROUTE)
 
 
@@ -86,18 +91,31 @@ def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
     """Sixteen hex digits that change when the server is started anew.
 
     SGLang tells neither process id nor start time; its measured start-up durations and its random seed are
-    fixed at start and differ from start to start.
+    fixed at start and differ from start to start. Before 0.5.17 there is the seed alone, which is drawn at
+    each start unless its user gives one.
     """
-    answer = channel.get(SERVER_INFO_ROUTE, timeout_seconds=timeout_seconds)
+    answer = _one_of(channel, SERVER_INFO_ROUTES, timeout_seconds)
     info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
-    if not info.startup_time:
+    if not info.startup_time and info.random_seed is None:
         raise EngineError(
-            f"{SERVER_INFO_ROUTE} of {channel.url} has no startup_time.",
-            "Without it a restarted server could not be told from the one that was planned for.",
-            "SGLang 0.5.17 to 0.5.23, which this plugin knows, all report it.",
+            f"{SERVER_INFO_ROUTE} of {channel.url} has neither startup_time nor random_seed.",
+            "Without them a restarted server could not be told from the one that was planned for.",
+            "SGLang 0.5.0 to 0.5.23, which this plugin knows, all report one of them.",
         )
     identity = msgspec.json.encode((info.version, info.random_seed, info.startup_time), order="sorted")
     return hashlib.sha256(identity).hexdigest()[:16]
+
+
+def _one_of(channel: HttpChannel, routes: tuple[str, ...], timeout_seconds: float) -> bytes:
+    """The answer of the newest of these routes that the server has."""
+    *newer, oldest = routes
+    for route in newer:
+        try:
+            return channel.get(route, timeout_seconds=timeout_seconds)
+        except EngineError as error:
+            if NOT_FOUND not in error.what:
+                raise
+    return channel.get(oldest, timeout_seconds=timeout_seconds)
 
 
 def version_number(weight_version: str | None) -> int | None:

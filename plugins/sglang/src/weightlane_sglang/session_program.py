@@ -14,6 +14,7 @@ import msgspec
 from weightlane.program import EngineCall
 from weightlane_sglang.contract import (
     BEGIN_REQUEST,
+    DISTRIBUTED_REQUEST,
     END_UPDATE_ROUTE,
     SELECTOR_FIELD,
     TARGET_MODEL,
@@ -37,8 +38,9 @@ def build_program_in_session(context: BuildRequestsContext) -> Program:
     """
     program = build_program(context)
     require_fields(context.facts, BEGIN_REQUEST, (SELECTOR_FIELD,))
-    require_fields(context.facts, UPDATE_REQUEST, (SELECTOR_FIELD,))
     move: RequestMove = program.move  # type: ignore[assignment]  # this backend has no other
+    request = UPDATE_REQUEST if move.group is None else DISTRIBUTED_REQUEST
+    require_fields(context.facts, request, (SELECTOR_FIELD,))
     return msgspec.structs.replace(
         program,
         move=msgspec.structs.replace(

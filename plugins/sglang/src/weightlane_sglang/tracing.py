@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weightlane.trace.table import PlacementTable, TableKey, TracedSource
 from weightlane.trace.tracing import Load, Receiver, trace_load
 from weightlane_sglang.contract import ENGINE
+from weightlane_sglang.scheduler_layout import has_lora, scheduler_layout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,9 +27,7 @@ STYLE = "plain"
 
 def tensor_parallel_rank() -> int:
     """Of the scheduler that this is called in."""
-    from sglang.srt.runtime_context import get_parallel
-
-    return int(get_parallel().tp_rank)
+    return scheduler_layout().tensor_rank
 
 
 def trace_model(model: nn.Module, tensors: Sequence[WireTensor]) -> PlacementTable:
@@ -58,17 +57,16 @@ def _loader_of(model: nn.Module) -> Load:
 
 def _key(model: nn.Module) -> TableKey:
     import sglang
-    from sglang.srt.runtime_context import get_parallel, get_server_args
 
-    parallel = get_parallel()
+    layout = scheduler_layout()
     return TableKey(
         engine=ENGINE,
         engine_version=sglang.__version__,
         architecture=type(model).__name__,
-        worker=int(parallel.tp_rank),
-        workers=int(parallel.tp_size),
-        tensor_parallel=int(parallel.tp_size),
-        pipeline_parallel=int(parallel.pp_size),
-        expert_parallel=int(parallel.moe_ep_size),
-        lora=bool(get_server_args().enable_lora),
+        worker=layout.tensor_rank,
+        workers=layout.tensor,
+        tensor_parallel=layout.tensor,
+        pipeline_parallel=layout.pipeline,
+        expert_parallel=layout.expert,
+        lora=has_lora(model),
     )
