@@ -15,6 +15,7 @@ from weightlane_sglang.loader_messages import (
     HashElements,
     LoaderReply,
     LoaderRequest,
+    ReadAdapter,
     Traced,
 )
 from weightlane_sglang.run_folder import write_answer
@@ -55,6 +56,10 @@ def _reply(model: nn.Module, tensor: Any) -> LoaderReply:
 
         table = _held.of_rank(request.tables, tensor_parallel_rank(), model)
         return ElementsHashed(live_hashes(table, live_tensors_of(model)))
+    if isinstance(request, ReadAdapter):
+        from weightlane_sglang.adapter_held import held_adapter
+
+        return held_adapter(model, request)
     return Traced(_held.keep(trace_model(model, request.tensors), model))
 
 

@@ -8,7 +8,6 @@ import msgspec
 
 from weightlane.errors import PlanError, Problem, near_names
 from weightlane.program import Program, RequestMove
-from weightlane.types import Phase
 from weightlane_sglang.contract import PAYLOAD_FIELD, UPDATE_REQUEST, UPDATE_ROUTE
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def build_program(context: BuildRequestsContext) -> Program:
     Raises:
         PlanError: the server runs in a way whose weights cannot be written by name.
     """
-    problems = tuple(_problems(context))
+    problems = (*launch_problems(context), *_unwritten_experts(context))
     if problems:
         raise PlanError(problems)
     facts = context.facts
@@ -79,10 +78,9 @@ def require_fields(facts: EngineFacts, request: str, fields: tuple[str, ...]) ->
         )
 
 
-def _problems(context: BuildRequestsContext) -> Iterator[Problem]:
+def launch_problems(context: BuildRequestsContext) -> Iterator[Problem]:
+    """Ways in which a server may run and this plugin cannot write into it, whatever the phase."""
     facts = context.facts
-    if context.phase not in (Phase.FULL, Phase.MERGED):
-        yield Problem("capability", context.phase.value, "this backend receives full and merged weights only")
     if facts.parallel.data > 1:
         yield Problem(
             "capability",
@@ -117,7 +115,6 @@ def _problems(context: BuildRequestsContext) -> Iterator[Problem]:
             "the server shares its weights with a cache and dies of an update",
             "Start it with --weight-cache-mode off.",
         )
-    yield from _unwritten_experts(context)
     yield from _outside_caches(facts)
 
 

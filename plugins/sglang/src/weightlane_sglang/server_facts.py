@@ -52,7 +52,7 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
                 f"Routes found: {', '.join(routes[:40]) or 'none'}.",
             )
     answer = channel.get(SERVER_INFO_ROUTE, timeout_seconds=timeout_seconds)
-    info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
+    info = decoded(answer, ServerInfo, SERVER_INFO_ROUTE)
     model = read_model_info(channel, timeout_seconds=timeout_seconds)
     arguments = _decode_arguments(answer)
     if model.architectures:
@@ -74,7 +74,7 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
 def read_model_info(channel: HttpChannel, *, timeout_seconds: float) -> ModelInfo:
     """The model that the server answers with now, and its weight version."""
     answer = channel.get(MODEL_INFO_ROUTE, timeout_seconds=timeout_seconds)
-    return _decode(answer, ModelInfo, MODEL_INFO_ROUTE)
+    return decoded(answer, ModelInfo, MODEL_INFO_ROUTE)
 
 
 def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
@@ -84,7 +84,7 @@ def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
     fixed at start and differ from start to start.
     """
     answer = channel.get(SERVER_INFO_ROUTE, timeout_seconds=timeout_seconds)
-    info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
+    info = decoded(answer, ServerInfo, SERVER_INFO_ROUTE)
     if not info.startup_time:
         raise EngineError(
             f"{SERVER_INFO_ROUTE} of {channel.url} has no startup_time.",
@@ -101,7 +101,7 @@ def version_number(weight_version: str | None) -> int | None:
 
 
 def _decode_arguments(answer: bytes) -> dict[str, str]:
-    everything = _decode(answer, dict[str, msgspec.Raw], SERVER_INFO_ROUTE)
+    everything = decoded(answer, dict[str, msgspec.Raw], SERVER_INFO_ROUTE)
     found: dict[str, str] = {}
     for name in LAUNCH_ARGUMENTS_READ:
         value = msgspec.json.decode(everything[name]) if name in everything else None
@@ -112,14 +112,15 @@ def _decode_arguments(answer: bytes) -> dict[str, str]:
 
 def _as_text(value: object) -> str:
     if isinstance(value, list):
-        return " ".join(str(item) for item in value)
+        return " ".join(sorted(str(item) for item in value))  # some are sets, in an order of their own
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _Shape = TypeVar("_Shape")
 
 
-def _decode(answer: bytes, shape: type[_Shape], route: str) -> _Shape:
+def decoded(answer: bytes, shape: type[_Shape], route: str) -> _Shape:
+    """An answer of the server's as the shape that is looked for; raises EngineError where it has another."""
     try:
         return msgspec.json.decode(answer, type=shape)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
