@@ -42,8 +42,11 @@ def lora_slots(swap: SwapPolicy) -> int:
 def lora_notes(rank: int, swap: SwapPolicy) -> tuple[str, ...]:
     """What to know of these arguments."""
     told = f"rank {rank}" if rank else f"rank {DEFAULT_RANK}, since none was told (--lora-rank)"
-    return (
+    places = (
         f"LoRA for {told} at most, on all linear modules; {lora_slots(swap)} places in its pool: what one "
-        f"lane with swap {swap} needs, and one for requests without an adapter.",
+        f"lane with swap {swap} needs, and one for requests without an adapter."
+    )
+    return (
+        places,
         "Requests name lane.adapter_ref().name as their lora_path; one that names none gets the base.",
     )
