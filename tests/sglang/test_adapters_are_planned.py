@@ -34,7 +34,7 @@ LAYER = "model.layers.0"
 QKV = tuple(f"{LAYER}.self_attn.{side}_proj" for side in "qkv")
 DOWN, GATE = f"{LAYER}.mlp.down_proj", f"{LAYER}.mlp.gate_proj"
 ERAS = {
-    "0.5.8": ("rid", "lora_name", "config_dict", "serialized_tensors", "pinned", "added_tokens_config", "lora_id"),
+    "0.5.8": ("lora_name", "config_dict", "serialized_tensors", "pinned", "added_tokens_config", "lora_id"),
     "0.5.10": ("lora_name", "config_dict", "serialized_tensors", "pinned", "lora_id", "load_format"),
     "0.5.16": ("lora_name", "config_dict", "serialized_tensors", "load_format", "expected_checksums"),
     "0.5.17": ("lora_name", "config_dict", "serialized_named_tensors", "load_format", "expected_checksums"),
@@ -74,7 +74,16 @@ def expressed(facts: EngineFacts, found: Any, swap: Any = "two_slot") -> Any:
 
     names = (*QKV, DOWN, GATE, f"{LAYER}.mlp.up_proj")
     expected = tuple(ExpectedTensor(f"{name}.weight", (8, 8), "float32") for name in names)
-    worker = WorkerDescription(0, 1, "host", 0, "here", "cpu", None, expected, facts=facts)
+    worker = WorkerDescription(
+        worker=0,
+        workers=1,
+        host="host",
+        process_id=0,
+        incarnation="here",
+        device="cpu",
+        expected=expected,
+        facts=facts,
+    )
     return express(ExpressAdapterContext(WITHOUT_SESSION, facts, found, (worker,), swap))
 
 
@@ -187,7 +196,7 @@ def test_what_sglang_ignores_is_refused_by_name_with_the_mode_that_carries_it(
         ({"max_lora_rank": "4"}, "paused", "r", "launched for 4 at most"),
         ({"max_lora_rank": ""}, "paused", "max_lora_rank", "does not tell"),
         ({"lora_target_modules": ""}, "paused", "lora_target_modules", "does not tell"),
-        ({"lora_target_modules": "o_proj gate_up_proj"}, "paused", "down_proj", "launched without LoRA on it"),
+        ({"lora_target_modules": "o_proj gate_up_proj"}, "paused", "down_proj", "launched without LoRA on"),
         ({"max_loras_per_batch": "1"}, "two_slot", "max_loras_per_batch", "needs 2 adapters"),
         ({"max_loaded_loras": "1"}, "two_slot", "max_loaded_loras", "needs 2 adapters"),
     ],

@@ -44,7 +44,7 @@ def require_other_outputs(channel: HttpChannel, load: AdapterLoad, *, seconds: f
         raise VerificationError(
             f"SGLang at {channel.url} answers with adapter {load.ref.name} exactly as with the base.",
             "It took the adapter and bound it to nothing: names, modules or rank are not what it serves.",
-            "Let weightlane's loader into the server (weightlane launch-args sglang), which tells what it holds.",
+            "Let weightlane's loader into the server (weightlane launch-args sglang): it tells what is held.",
         )
     moved = max(abs(some - other) for some, other in zip(base, adapted, strict=True))
     return f"outputs with it differ from the base's, log-probs by up to {moved:.2g}"

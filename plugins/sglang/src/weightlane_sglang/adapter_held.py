@@ -98,7 +98,7 @@ class _Reader:
         self.unread = {*self._held, *adapter.embedding_layers}
 
     def differences(self, fused: str, parts: Sequence[AskedModule]) -> list[str]:
-        """How what is held for the parts of one module differs from what was sent; empty where it does not."""
+        """How what is held for the parts of one module differs from what was sent; empty for not at all."""
         members = PACKED.get(fused.rpartition(".")[2], ("",))
         if len(parts) != len(members):
             return [f"{fused} has {len(members)} parts, and {len(parts)} were sent"]

@@ -158,7 +158,7 @@ class ServerAdapters:
         most = facts.launch_arguments.get("max_loaded_loras", "")
         if most.isdecimal() and len(loaded) >= int(most):
             raise EngineError(
-                f"SGLang at {self._channel.url} was started for {most} adapters and holds {', '.join(loaded)}.",
+                f"SGLang at {self._channel.url} was started for {most} adapters, holds {', '.join(loaded)}.",
                 "It would unload the one that was used longest ago, whoever's it is.",
                 "Unload what is not needed, or start it with a larger --max-loaded-loras.",
             )
