@@ -367,3 +367,96 @@ def test_what_the_server_would_ignore_or_refuse_is_a_problem_of_the_plan(
         lane_to(server, **fields)
     assert subject in {problem.subject for problem in refused.value.problems}
     assert server.names(LOAD_ROUTE) == []
+
+
+@pytest.mark.requirement("R81")
+def test_a_server_that_was_started_anew_is_sent_the_base_again(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        server.loaded.clear()
+        server._list()
+        server.fake.answers["/server_info"].body["startup_time"] = {"load_weight": 0.5}
+        server.fake.requests.clear()
+        report = lane.sync(version=2)
+        assert report.rejoined == (0,)
+        assert server.asked() == [*BASE, LOAD_ROUTE, *BASE_PUBLISHED]
+        assert server.loaded == ["default@2"]
+
+
+def test_a_base_that_failed_is_sent_again_and_the_server_stays_paused_until_then(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server) as lane:
+        server.fake.answers[FLUSH] = answer({"success": False, "message": "not idle"})
+        with pytest.raises(EngineError, match="not idle"):
+            lane.sync(version=1)
+        assert server.asked() == BASE
+        server.fake.answers[FLUSH] = answer({"success": True})
+        good = server.fake.answers[LOAD_ROUTE]
+        server.fake.answers[LOAD_ROUTE] = answer({"error_message": "no"}, status=400)
+        server.fake.requests.clear()
+        with pytest.raises(EngineError, match="no"):
+            lane.sync(version=2)
+        assert server.asked() == [UPDATE_ROUTE, FLUSH, LOAD_ROUTE], "paused still, and not let go"
+        server.fake.answers[LOAD_ROUTE] = good
+        server.fake.requests.clear()
+        lane.sync(version=3)
+        assert server.asked() == [UPDATE_ROUTE, FLUSH, LOAD_ROUTE, *BASE_PUBLISHED]
+
+
+@pytest.mark.parametrize("swap", ["two_slot", "paused"])
+def test_generation_goes_on_where_a_sync_failed_before_it_touched_what_serves(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, swap: str
+) -> None:
+    from weightlane.transports.inline import AdapterRequestSink
+
+    with lane_to(server, swap) as lane:
+        lane.sync(version=1)
+        server.fake.requests.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(AdapterRequestSink, "finish", lambda self: 1 / 0)
+            with pytest.raises(ZeroDivisionError, match="division"):
+                lane.sync(version=2)
+        held = [] if swap == "two_slot" else [PAUSE_ROUTE, CONTINUE_ROUTE]
+        assert server.asked() == held
+        lane.sync(version=3)
+        assert server.loaded == ["default@3" if swap == "two_slot" else "default"]
+
+
+def test_one_that_was_taken_out_under_its_name_leaves_the_server_held_until_a_sync_succeeds(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server, "paused") as lane:
+        lane.sync(version=1)
+        good = server.fake.answers[LOAD_ROUTE]
+        server.fake.answers[LOAD_ROUTE] = answer({"error_message": "no"}, status=400)
+        server.fake.requests.clear()
+        with pytest.raises(EngineError, match="no"):
+            lane.sync(version=2)
+        assert server.asked() == [PAUSE_ROUTE, UNLOAD_ROUTE, LOAD_ROUTE]
+        server.fake.answers[LOAD_ROUTE] = good
+        lane.sync(version=3)
+        assert server.asked()[-2:] == [VERSION_ROUTE, CONTINUE_ROUTE]
+
+
+def test_requests_that_run_with_the_old_one_hold_up_the_next_load_alone(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msgspec.structs import replace
+
+    monkeypatch.setattr("weightlane_sglang.adapter_shelf._GRACE_SECONDS", 0.1)
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        slow = server.fake.answers[UNLOAD_ROUTE] = answer(server._unload, after_seconds=30.0)
+        lane.sync(version=2)
+        assert lane.adapter_ref().name == "default@2", "published, though requests still run with the old one"
+        shelf: Any = lane.replicas[0]._adapters
+        move = replace(lane.plan().replicas[0].program.move, timeout_seconds=0.1)
+        with pytest.raises(SyncError, match="still run"):
+            shelf._await_unloads(move.timeout_seconds)
+        server.fake.released.set()
+        assert slow.after_seconds
+        lane.sync(version=3)
+        assert server.loaded == ["default@3"]
