@@ -183,15 +183,19 @@ def test_the_demo_passes_with_an_adapter_of_two_fsdp_ranks(
 
 @pytest.mark.long_run
 def test_a_server_that_is_started_anew_between_syncs_is_sent_the_base_again(
-    start_server: Any, tiny_folder: Path, adapter_trainer_of: type, lora_arguments: tuple[str, ...]
+    start_server: Any,
+    tiny_folder: Path,
+    adapter_trainer_of: type,
+    lora_arguments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = adapter_trainer_of(tiny_folder)
-    port: tuple[str, ...] = ()
     with start_server(tiny_folder, 1, arguments=lora_arguments) as server:
-        port = ("--port", server.url.rpartition(":")[2])
+        port = int(server.url.rpartition(":")[2])
         lane = open_lane(trainer, server)
         lane.sync(version=1)
-    with lane, start_server(tiny_folder, 1, arguments=(*lora_arguments, *port)) as server:
+    monkeypatch.setattr("weightlane_sglang.launch._free_port", lambda: port)
+    with lane, start_server(tiny_folder, 1, arguments=lora_arguments):
         assert trainer.change(seed=2) >= MOVED
         report = lane.sync(version=2)
         assert [phase.phase.value for phase in report.phases] == ["base", "adapter"]
