@@ -33,13 +33,15 @@ WITHOUT_SESSION, IN_SESSION = plugin.weightlane_register_backends()
 LAYER = "model.layers.0"
 QKV = tuple(f"{LAYER}.self_attn.{side}_proj" for side in "qkv")
 DOWN, GATE = f"{LAYER}.mlp.down_proj", f"{LAYER}.mlp.gate_proj"
+_COMMON = ("rid", "http_worker_ipc", "lora_name", "config_dict")
+_OPTIONAL = ("pinned", "added_tokens_config", "lora_id")
 ERAS = {
-    "0.5.8": ("lora_name", "config_dict", "serialized_tensors", "pinned", "added_tokens_config", "lora_id"),
-    "0.5.10": ("lora_name", "config_dict", "serialized_tensors", "pinned", "lora_id", "load_format"),
-    "0.5.16": ("lora_name", "config_dict", "serialized_tensors", "load_format", "expected_checksums"),
-    "0.5.17": ("lora_name", "config_dict", "serialized_named_tensors", "load_format", "expected_checksums"),
-}  # fmt: skip
-"""Fields of the request by the version that they were first seen in."""
+    "0.5.8": (*_COMMON, "serialized_tensors", *_OPTIONAL),
+    "0.5.10": (*_COMMON, "serialized_tensors", *_OPTIONAL, "load_format"),
+    "0.5.16": (*_COMMON, "serialized_tensors", *_OPTIONAL, "load_format", "expected_checksums"),
+    "0.5.17": (*_COMMON, "serialized_named_tensors", *_OPTIONAL, "load_format", "expected_checksums"),
+}
+"""Fields of the request in the published sources of these versions."""
 
 
 @pytest.fixture
