@@ -6,7 +6,8 @@ that SGLang's own look the same.
 
 from __future__ import annotations
 
-from types import ModuleType, SimpleNamespace
+import gc
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -97,15 +98,22 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(params=[0, 1], ids=["rank0", "rank1"])
-def manager(
-    request: pytest.FixtureRequest, tensors: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> FakeLoRAManager:
-    module = ModuleType("sglang.srt.lora.lora_manager")
-    module.LoRAManager = FakeLoRAManager  # type: ignore[attr-defined]
-    for name in ("sglang", "sglang.srt", "sglang.srt.lora"):
-        monkeypatch.setitem(__import__("sys").modules, name, ModuleType(name))
-    monkeypatch.setitem(__import__("sys").modules, module.__name__, module)
+def manager(request: pytest.FixtureRequest, tensors: dict[str, torch.Tensor]) -> FakeLoRAManager:
     return FakeLoRAManager(tensors, request.param)
+
+
+class FakeTpModelWorker:
+    """Whoever calls our loader in SGLang, through frames of its own."""
+
+    def __init__(self, manager: Any) -> None:
+        self.model_runner = SimpleNamespace(lora_manager=manager)
+
+    def update_weights_from_tensor(self, model: torch.nn.Module, asked: ReadAdapter) -> AdapterHeld:
+        gc.freeze()  # as SGLang does once it is warm
+        try:
+            return held_adapter(model, asked)
+        finally:
+            gc.unfreeze()
 
 
 def question(tensors: dict[str, torch.Tensor], name: str = "default@1") -> ReadAdapter:
@@ -122,7 +130,7 @@ def question(tensors: dict[str, torch.Tensor], name: str = "default@1") -> ReadA
 
 
 def held(manager: Any, tensors: dict[str, torch.Tensor]) -> AdapterHeld:
-    return held_adapter(manager.base_model, question(tensors))
+    return FakeTpModelWorker(manager).update_weights_from_tensor(manager.base_model, question(tensors))
 
 
 def test_an_adapter_in_the_pool_as_it_was_sent_is_bound_to_every_module(
@@ -180,13 +188,16 @@ def test_no_adapter_of_the_name_is_an_error_that_lists_those_there(
     manager: FakeLoRAManager, tensors: dict[str, torch.Tensor]
 ) -> None:
     with pytest.raises(EngineError, match="holds default@1"):
-        held_adapter(manager.base_model, question(tensors, "default@2"))
+        FakeTpModelWorker(manager).update_weights_from_tensor(
+            manager.base_model, question(tensors, "default@2")
+        )
 
 
 def test_a_model_without_lora_is_an_error(manager: FakeLoRAManager, tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(EngineError, match="no LoRA manager"):
-        held_adapter(torch.nn.Module(), question(tensors))
-    assert manager.loras
+        FakeTpModelWorker(manager).update_weights_from_tensor(torch.nn.Module(), question(tensors))
+    with pytest.raises(EngineError, match="no LoRA manager"):
+        FakeTpModelWorker(None).update_weights_from_tensor(manager.base_model, question(tensors))
 
 
 class TestRanksTogether:

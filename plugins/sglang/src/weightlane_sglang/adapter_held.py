@@ -8,7 +8,7 @@ its first request would: a request for our loader comes while nothing generates.
 
 from __future__ import annotations
 
-import gc
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +63,18 @@ def held_adapter(model: nn.Module, request: ReadAdapter) -> AdapterHeld:
 
 
 def _manager_of(model: nn.Module) -> Any:
-    """The manager of this model's LoRA; nothing that a loader is handed leads to it."""
-    from sglang.srt.lora.lora_manager import LoRAManager
+    """The manager of this model's LoRA, from whoever called our loader: what it is handed leads nowhere.
 
-    for item in gc.get_objects():
-        if issubclass(type(item), LoRAManager) and getattr(item, "base_model", None) is model:
-            return item
+    The collector's own list would not do: SGLang freezes what it holds once it is warm, and off it goes.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        for runner in (caller, getattr(caller, "model_runner", None)):
+            manager = getattr(runner, "lora_manager", None)
+            if manager is not None and getattr(manager, "base_model", None) is model:
+                return manager
+        frame = frame.f_back
     raise EngineError("This SGLang server has no LoRA manager.", "It runs without --enable-lora.")
 
 
