@@ -97,16 +97,23 @@ def tensors() -> dict[str, torch.Tensor]:
     return made
 
 
+@pytest.fixture(params=["model_runner", "get_model_runner"], ids=["tp-worker", "weight-updater"])
+def caller(request: pytest.FixtureRequest) -> str:
+    """Which of SGLang's objects on the way to our loader leads to the manager, by its attribute."""
+    return str(request.param)
+
+
 @pytest.fixture(params=[0, 1], ids=["rank0", "rank1"])
 def manager(request: pytest.FixtureRequest, tensors: dict[str, torch.Tensor]) -> FakeLoRAManager:
     return FakeLoRAManager(tensors, request.param)
 
 
-class FakeTpModelWorker:
+class FakeCaller:
     """Whoever calls our loader in SGLang, through frames of its own."""
 
-    def __init__(self, manager: Any) -> None:
-        self.model_runner = SimpleNamespace(lora_manager=manager)
+    def __init__(self, manager: Any, leads_by: str = "model_runner") -> None:
+        runner = SimpleNamespace(lora_manager=manager)
+        setattr(self, leads_by, runner if leads_by == "model_runner" else lambda: runner)
 
     def update_weights_from_tensor(self, model: torch.nn.Module, asked: ReadAdapter) -> AdapterHeld:
         gc.freeze()  # as SGLang does once it is warm
@@ -130,13 +137,13 @@ def question(tensors: dict[str, torch.Tensor], name: str = "default@1") -> ReadA
 
 
 def held(manager: Any, tensors: dict[str, torch.Tensor]) -> AdapterHeld:
-    return FakeTpModelWorker(manager).update_weights_from_tensor(manager.base_model, question(tensors))
+    return FakeCaller(manager).update_weights_from_tensor(manager.base_model, question(tensors))
 
 
 def test_an_adapter_in_the_pool_as_it_was_sent_is_bound_to_every_module(
-    manager: FakeLoRAManager, tensors: dict[str, torch.Tensor]
+    manager: FakeLoRAManager, tensors: dict[str, torch.Tensor], caller: str
 ) -> None:
-    found = held(manager, tensors)
+    found = FakeCaller(manager, caller).update_weights_from_tensor(manager.base_model, question(tensors))
     assert (found.rank, found.scaling, found.problems, found.others) == (RANK, 2.0, (), ())
     assert set(found.bound) == set(ROWS)
     assert held(manager, tensors) == found, "also where it is in the pool already"
@@ -188,16 +195,14 @@ def test_no_adapter_of_the_name_is_an_error_that_lists_those_there(
     manager: FakeLoRAManager, tensors: dict[str, torch.Tensor]
 ) -> None:
     with pytest.raises(EngineError, match="holds default@1"):
-        FakeTpModelWorker(manager).update_weights_from_tensor(
-            manager.base_model, question(tensors, "default@2")
-        )
+        FakeCaller(manager).update_weights_from_tensor(manager.base_model, question(tensors, "default@2"))
 
 
 def test_a_model_without_lora_is_an_error(manager: FakeLoRAManager, tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(EngineError, match="no LoRA manager"):
-        FakeTpModelWorker(manager).update_weights_from_tensor(torch.nn.Module(), question(tensors))
+        FakeCaller(manager).update_weights_from_tensor(torch.nn.Module(), question(tensors))
     with pytest.raises(EngineError, match="no LoRA manager"):
-        FakeTpModelWorker(None).update_weights_from_tensor(manager.base_model, question(tensors))
+        FakeCaller(None).update_weights_from_tensor(manager.base_model, question(tensors))
 
 
 class TestRanksTogether:

@@ -19,7 +19,7 @@ from weightlane_sglang.adapter_targets import PACKED, fused_module
 from weightlane_sglang.loader_messages import AdapterHeld, ReadAdapter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
 
@@ -69,13 +69,21 @@ def _manager_of(model: nn.Module) -> Any:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        caller = frame.f_locals.get("self")
-        for runner in (caller, getattr(caller, "model_runner", None)):
+        for runner in _runners_of(frame.f_locals.get("self")):
             manager = getattr(runner, "lora_manager", None)
             if manager is not None and getattr(manager, "base_model", None) is model:
                 return manager
         frame = frame.f_back
     raise EngineError("This SGLang server has no LoRA manager.", "It runs without --enable-lora.")
+
+
+def _runners_of(caller: Any) -> Iterator[Any]:
+    """Model runners that an object leads to: itself, a TP worker's, and since 0.5.16 a weight updater's."""
+    yield caller
+    yield getattr(caller, "model_runner", None)
+    given = getattr(caller, "get_model_runner", None)
+    if callable(given):
+        yield given()
 
 
 def _by_fused(modules: Sequence[AskedModule]) -> dict[str, tuple[AskedModule, ...]]:
