@@ -8,6 +8,7 @@ import msgspec
 
 from weightlane.errors import PlanError, Problem, near_names
 from weightlane.program import Program, RequestMove
+from weightlane.types import Phase
 from weightlane_sglang.contract import PAYLOAD_FIELD, UPDATE_REQUEST, UPDATE_ROUTE
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from weightlane.facts import EngineFacts
 
 _UPDATE_SECONDS = 120.0
+_BASE_NOTES = (
+    "the server cannot tell which base it holds: this lane remembers that it sent it, until the server is "
+    "started anew; nobody else may write its weights meanwhile",
+)
 _EXPERTS = ".experts."  # in the checkpoint name of every expert's tensor
 
 
@@ -49,6 +54,7 @@ def build_program(context: BuildRequestsContext) -> Program:
         notes=(
             f"buckets travel {facts.parallel.tensor} times, once per tensor-parallel rank, by value",
             "an update tells nothing of what it wrote: names and shapes are checked against the checkpoint",
+            *(_BASE_NOTES if context.phase is Phase.BASE else ()),
         ),
     )
 
