@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from weightlane.facts import EngineFacts
 
 _UPDATE_SECONDS = 120.0
-_BASE_NOTES = (
+_BASE_NOTE = (
     "the server cannot tell which base it holds: this lane remembers that it sent it, until the server is "
-    "started anew; nobody else may write its weights meanwhile",
+    "started anew; nobody else may write its weights meanwhile"
 )
 _EXPERTS = ".experts."  # in the checkpoint name of every expert's tensor
 
@@ -54,7 +54,7 @@ def build_program(context: BuildRequestsContext) -> Program:
         notes=(
             f"buckets travel {facts.parallel.tensor} times, once per tensor-parallel rank, by value",
             "an update tells nothing of what it wrote: names and shapes are checked against the checkpoint",
-            *(_BASE_NOTES if context.phase is Phase.BASE else ()),
+            *((_BASE_NOTE,) if context.phase is Phase.BASE else ()),
         ),
     )
 
