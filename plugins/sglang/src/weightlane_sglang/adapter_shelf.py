@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from weightlane.program import AdapterMove
     from weightlane_sglang.http_channel import HttpChannel
 
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 1.0  # where nothing runs with it an unload ends at once
 _UNLOAD_SECONDS = 3600.0  # as long as the requests that run with it may take
 
 
