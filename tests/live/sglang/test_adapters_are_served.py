@@ -110,7 +110,7 @@ def test_ranks_scales_and_missing_siblings_that_sglang_ignores_are_folded_into_w
 
 
 @pytest.mark.requirement("R68")
-@pytest.mark.parametrize("swap", ["two_slot", "paused"])
+@pytest.mark.parametrize("swap", ["two_slot", pytest.param("paused", marks=pytest.mark.long_run)])
 def test_a_load_that_the_server_refuses_leaves_the_old_adapter_serving_or_the_server_fenced(
     lora_server: RunningServer,
     tiny_folder: Path,
@@ -134,7 +134,7 @@ def test_a_load_that_the_server_refuses_leaves_the_old_adapter_serving_or_the_se
         assert trainer.truth(PROMPTS, TOKENS).distance(said(lane)) <= AGREES
 
 
-@pytest.mark.parametrize("swap", ["two_slot", "paused"])
+@pytest.mark.parametrize("swap", ["two_slot", pytest.param("paused", marks=pytest.mark.long_run)])
 def test_requests_that_run_end_with_the_adapter_that_they_name_or_are_aborted_by_the_pause(
     lora_server: RunningServer,
     tiny_folder: Path,

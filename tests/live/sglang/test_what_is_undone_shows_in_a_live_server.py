@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from changing_trainers import AdapterTrainer
 
 import weightlane as wl
 from weightlane.adapters import AdapterRef
@@ -80,15 +81,16 @@ def sent_to(server: RunningServer, trainer: Any) -> Iterator[Sent]:
             yield Sent(endpoint, trainer, *seen[0])
 
 
+@pytest.fixture(scope="module")
+def sent_once(lora_server: RunningServer, tiny_folder: Path) -> Iterator[Sent]:
+    yield from sent_to(lora_server, AdapterTrainer(tiny_folder, use_rslora=True))
+
+
 @pytest.fixture
-def sent(
-    lora_server: RunningServer, tiny_folder: Path, adapter_trainer_of: Callable[..., Any]
-) -> Iterator[Sent]:
-    trainer = adapter_trainer_of(tiny_folder, use_rslora=True)
-    for item in sent_to(lora_server, trainer):
-        yield item
-        if any(name == UNDONE.name for name in item.shelf._loaded_names()):
-            item.shelf._unload(UNDONE.name, 60.0)
+def sent(sent_once: Sent) -> Iterator[Sent]:
+    yield sent_once
+    if UNDONE.name in sent_once.shelf._loaded_names():
+        sent_once.shelf._unload(UNDONE.name, 60.0)
 
 
 def proof(sent: Sent, load: AdapterLoad) -> Any:
