@@ -116,7 +116,7 @@ def test_a_rank_stabilised_scale_that_is_not_folded_answers_wrongly_and_is_told(
 def test_names_that_sglang_drops_are_a_success_to_it_and_an_error_of_the_proof(sent: Sent) -> None:
     tensors = {name.replace(".layers.", ".blocks."): tensor for name, tensor in sent.load.tensors.items()}
     sent.send(replace(sent.load, tensors=tensors))
-    with pytest.raises(VerificationError, match="TP rank 1: SGLang keeps nothing for"):
+    with pytest.raises(VerificationError, match="TP rank 0: SGLang keeps nothing for"):
         proof(sent, sent.load)
 
 
