@@ -343,6 +343,17 @@ def test_a_server_without_room_is_told_before_it_unloads_somebody_else_s(
         assert server.names(LOAD_ROUTE) == []
 
 
+def test_what_a_trainer_before_has_left_makes_room_where_there_is_none(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    server.fake.answers["/server_info"].body["max_loaded_loras"] = 2
+    server.loaded += ["default@6", "other@1"]
+    server._list()
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        assert server.loaded == ["other@1", "default@1"]
+
+
 def test_a_request_without_a_name_is_refused_once_an_adapter_serves(
     server: FakeAdapterServer, lane_to: Callable[..., Any]
 ) -> None:

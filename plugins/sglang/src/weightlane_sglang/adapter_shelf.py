@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from weightlane.program import AdapterMove
     from weightlane_sglang.http_channel import HttpChannel
 
+_MOST_LOADED = "max_loaded_loras"
 _GRACE_SECONDS = 1.0  # where nothing runs with it an unload ends at once
 _UNLOAD_SECONDS = 3600.0  # as long as the requests that run with it may take
 
@@ -89,8 +90,12 @@ class ServerAdapters:
             self._unload(name, move.timeout_seconds)
             self._flush()
             loaded = [other for other in loaded if other != name]
+        left = [other for other in loaded if _is_of(load.config.name, other, self._own)]
+        while left and not _has_room(facts, loaded):
+            self._unload(left[0], move.timeout_seconds)
+            loaded.remove(left.pop(0))
         self._require_room(facts, loaded)
-        self._left = tuple(other for other in loaded if _is_of(load.config.name, other, self._own))
+        self._left = tuple(left)
         self._send(move, load)
         try:
             binding = binding_of(self._channel, facts, load, held=held, seconds=move.timeout_seconds)
@@ -155,8 +160,8 @@ class ServerAdapters:
         return [card.id for card in decoded(answer, _Models, MODELS_ROUTE).data if card.parent]
 
     def _require_room(self, facts: EngineFacts, loaded: list[str]) -> None:
-        most = facts.launch_arguments.get("max_loaded_loras", "")
-        if most.isdecimal() and len(loaded) >= int(most):
+        if not _has_room(facts, loaded):
+            most = facts.launch_arguments[_MOST_LOADED]
             raise EngineError(
                 f"SGLang at {self._channel.url} was started for {most} adapters, holds {', '.join(loaded)}.",
                 "It would unload the one that was used longest ago, whoever's it is.",
@@ -221,6 +226,11 @@ class _Unload:
             self._call()
         except EngineError as error:
             self._error = error
+
+
+def _has_room(facts: EngineFacts, loaded: list[str]) -> bool:
+    most = facts.launch_arguments.get(_MOST_LOADED, "")
+    return not most.isdecimal() or len(loaded) < int(most)
 
 
 def _is_of(adapter: str, name: str, own: dict[str, AdapterRef]) -> bool:
