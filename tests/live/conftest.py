@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # makes `changing_trainers` importable
 
 EVERY_RUN = 2
 """How many syncs tests of the real model make in every run (`--syncs`)."""

@@ -16,6 +16,7 @@ from weightlane.program import with_lifecycle
 from weightlane.receiver import ExpectedTensor, WorkerDescription
 from weightlane.types import Capability, Phase, TransportName
 from weightlane_sglang import plugin
+from weightlane_sglang.adapter_contract import ADAPTER_ROUTES_USED
 from weightlane_sglang.contract import ENCODES
 
 if TYPE_CHECKING:
@@ -150,15 +151,17 @@ def test_all_refusals_come_at_once(facts_of: Callable[..., EngineFacts]) -> None
         plugin.weightlane_build_requests(
             context(facts_of(quantization="fp8", parallel=ParallelSizes(data=2)), phase=Phase.ADAPTER)
         )
-    assert {problem.subject for problem in caught.value.problems} == {"adapter", "dp_size", "quantization"}
+    told = {problem.subject for problem in caught.value.problems}
+    assert told == {"dp_size", "quantization", *ADAPTER_ROUTES_USED}
 
 
-def test_merged_weights_go_as_full_ones_do(facts_of: Callable[..., EngineFacts]) -> None:
+def test_merged_weights_and_the_base_go_as_full_ones_do(facts_of: Callable[..., EngineFacts]) -> None:
     facts = facts_of()
-    made = [plugin.weightlane_build_requests(context(facts, phase)) for phase in (Phase.FULL, Phase.MERGED)]
+    phases = (Phase.FULL, Phase.MERGED, Phase.BASE)
+    made = [plugin.weightlane_build_requests(context(facts, phase)) for phase in phases]
     assert made[0] == made[1]
-    with pytest.raises(PlanError, match="receives full and merged weights only"):
-        plugin.weightlane_build_requests(context(facts, Phase.BASE))
+    assert made[2].move == made[0].move
+    assert any("cannot tell which base" in note for note in made[2].notes)
 
 
 def test_names_go_as_they_are_ties_are_dropped_and_strangers_marked(

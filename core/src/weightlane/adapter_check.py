@@ -95,6 +95,8 @@ def check_adapter_plan(
 
 def binding_problems(config: AdapterConfig, ref: AdapterRef, binding: AdapterBinding) -> list[str]:
     """How what an engine bound differs from the adapter: modules, rank, scale and name (invariant 7)."""
+    if binding.unread and not binding.modules:
+        return [] if binding.ref == ref else [_called_otherwise(binding)]
     bound = {item.module: item for item in binding.modules}
     missing = [module for module in config.target_modules if module not in bound]
     every = len(config.target_modules)
@@ -120,8 +122,12 @@ def binding_problems(config: AdapterConfig, ref: AdapterRef, binding: AdapterBin
     if scales:
         problems.append(f"its scale is {config.scaling:g}, but the engine applies {_named(scales)}")
     if binding.ref != ref:
-        problems.append(f"the engine calls it {binding.ref.name} of version {binding.ref.version}")
+        problems.append(_called_otherwise(binding))
     return problems
+
+
+def _called_otherwise(binding: AdapterBinding) -> str:
+    return f"the engine calls it {binding.ref.name} of version {binding.ref.version}"
 
 
 def _not(wanted: float, config: AdapterConfig) -> str:

@@ -32,11 +32,10 @@ class AdapterLoad:
 
 
 @runtime_checkable
-class AdapterWorkerEngine(WorkerEngine, Protocol):
-    """A `WorkerEngine` that takes adapters. What is removed when is core's decision, never the engine's own.
+class TakesAdapters(Protocol):
+    """Whoever holds adapters in slots. What is removed when is core's decision, never the engine's own.
 
-    In a sync of an adapter neither `begin`, `load_weights`, `finish` nor `publish` is called. Methods are
-    called from one thread at a time; generation may run beside them.
+    Methods are called from one thread at a time; generation may run beside them.
     """
 
     def load_adapter(self, load: AdapterLoad) -> AdapterBinding:
@@ -51,3 +50,11 @@ class AdapterWorkerEngine(WorkerEngine, Protocol):
 
     def remove_adapter(self, slot: str) -> None:
         """Frees a slot; called once for each adapter that was loaded."""
+
+
+@runtime_checkable
+class AdapterWorkerEngine(WorkerEngine, TakesAdapters, Protocol):
+    """A `WorkerEngine` that takes adapters.
+
+    In a sync of an adapter neither `begin`, `load_weights`, `finish` nor `publish` is called.
+    """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from weightlane.adapter_check import binding_problems
-from weightlane.adapter_engine import AdapterLoad, AdapterWorkerEngine
+from weightlane.adapter_engine import AdapterLoad, TakesAdapters
 from weightlane.adapters import adapter_ref
 from weightlane.errors import VerificationError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightlane.adapters import AdapterBinding
-    from weightlane.engine_agent import WorkerEngine
     from weightlane.messages import ReceivePlan
 
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 class _Held:
     """An adapter that an engine holds in a slot."""
 
-    engine: AdapterWorkerEngine
+    engine: TakesAdapters
     lane: str
     name: str
     number: int
@@ -64,7 +63,7 @@ class AdapterSwap:
                 self._served[plan.lane] = replace(held, lane=plan.lane)
 
     def load(
-        self, engine: WorkerEngine, received: ReceivePlan, tensors: dict[str, Tensor], version: int
+        self, engine: object, received: ReceivePlan, tensors: dict[str, Tensor], version: int
     ) -> AdapterBinding:
         """Loads a whole adapter without serving it, in the engine's one call for that.
 
@@ -79,7 +78,7 @@ class AdapterSwap:
                 scale. `discard` removes what was loaded.
         """
         plan = received.adapter
-        if plan is None or not isinstance(engine, AdapterWorkerEngine):
+        if plan is None or not isinstance(engine, TakesAdapters):
             raise AssertionError(
                 "a plan without an adapter, or for another engine, cannot have been attached"
             )

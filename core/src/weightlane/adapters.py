@@ -106,10 +106,15 @@ class BoundModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdapterBinding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where an engine bound an adapter, read back from its active set, never from what it was given."""
+    """Where an engine bound an adapter, read back from its active set, never from what it was given.
+
+    `unread` says why nobody could read it back, and what is known instead; there are no `modules` then. Only
+    an engine that takes requests alone may say so: an agent looks for itself.
+    """
 
     ref: AdapterRef
     modules: tuple[BoundModule, ...]
+    unread: str = ""
 
 
 def adapter_ref(config: AdapterConfig, swap: SwapPolicy, version: int) -> AdapterRef:

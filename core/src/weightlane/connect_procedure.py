@@ -263,7 +263,7 @@ class ConnectProcedure:
             raise AssertionError("a rank that could not describe its export cannot have agreed on a plan")
         fed: list[tuple[int, Sink]] = [(ring.replica, ring) for ring in self._rings]
         for session in self._sessions:
-            sink = controller_sink(plan, session.number, session.endpoint, session.read_back)
+            sink = controller_sink(plan, session.number, session.endpoint, session.read_back, session.adapter)
             if sink is not None:
                 fed.append((session.number, sink))
         folder = None

@@ -71,7 +71,23 @@ class RequestMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     group: AnnouncedGroup | None = None
 
 
-Move: TypeAlias = AgentMove | RequestMove
+class AdapterMove(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="adapter-request"):
+    """Only the engine's own requests exist, and an adapter goes whole in one of them, after the last bucket.
+
+    The endpoint is a `weightlane.adapter_requests.AdapterEndpoint`. `payload_field` receives a list of
+    `copies` payloads, or, where `copies` is 0, one payload that is no list. `body` is the JSON of what is the
+    same in each sync; the endpoint adds the adapter's name and configuration.
+    """
+
+    route: str
+    payload_field: str
+    copies: int
+    body: str
+    timeout_seconds: float = 120.0
+    transport: Literal["inline"] = "inline"
+
+
+Move: TypeAlias = AgentMove | RequestMove | AdapterMove
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

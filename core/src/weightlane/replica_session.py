@@ -7,6 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
+
+from weightlane.adapter_requests import adapter_by_request
 from weightlane.agent_calls import call_agents
 from weightlane.errors import SyncError, SyncTimeoutError, WeightlaneError
 from weightlane.messages import (
@@ -26,11 +29,12 @@ from weightlane.receive_call import ReceiveCall
 from weightlane.request_read_back import read_back_by_request
 from weightlane.residency import ReplicaResidency
 from weightlane.schedule import calls_of
-from weightlane.types import TransportName
+from weightlane.types import Phase, TransportName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from weightlane.adapters import AdapterBinding
     from weightlane.bounds import Bounds
     from weightlane.endpoint import EngineEndpoint
     from weightlane.lane_messages import RingPlace
@@ -75,6 +79,10 @@ class ReplicaSession:
         self.read_back = (
             None if self._replica.has_agent else read_back_by_request(endpoint, tables, plan.read_back)
         )
+        self.adapter = adapter_by_request(plan, number, endpoint)
+        self.over_base_sent = False
+        """Whether the base under this adapter is written in this sync: then its session holds the fence."""
+        self._base_held = ""
         self._receiving: ReceiveCall | None = None
         self._on_failure: Callable[[BaseException], None] = _ignore
         self._reports_within = bounds.finish
@@ -105,8 +113,11 @@ class ReplicaSession:
     def residency(self, seconds: float) -> ReplicaResidency:
         """What its workers hold now, in their own words."""
         with self._noting_errors():
-            workers = self.endpoint.residency(self._replica.backend, self._plan.lane, seconds)
-        return ReplicaResidency(self.number, self.address, tuple(workers))
+            workers = tuple(self.endpoint.residency(self._replica.backend, self._plan.lane, seconds))
+        if self._plan.phase is Phase.BASE and not self.has_agent:
+            # What takes requests only cannot tell which base it holds; what this lane gave it, it still has.
+            workers = tuple(msgspec.structs.replace(worker, base=self._base_held) for worker in workers)
+        return ReplicaResidency(self.number, self.address, workers)
 
     @property
     def manages_memory(self) -> bool:
@@ -235,6 +246,18 @@ class ReplicaSession:
             return self._call(FinishInline(self._plan.lane, sync), ReceiveReport, self._bounds.finish)
         return self._receiving.result(self._reports_within, check, self.address)
 
+    def load_adapter(self, version: int) -> AdapterBinding | None:
+        """Sends the adapter that was gathered, in the engine's one request; None where an agent does.
+
+        Raises:
+            VerificationError: the engine bound it otherwise than it was sent.
+            EngineError: it refused it; what it served before is untouched under policy `two_slot`.
+        """
+        if self.adapter is None:
+            return None
+        with self._noting_errors():
+            return self.adapter.load(version, held=self._paused or self.over_base_sent)
+
     def read_back_equal(self) -> tuple[ReadBack, ...]:
         """What its workers hold, compared with what was sent, where an endpoint asks and this sync is due.
 
@@ -249,9 +272,14 @@ class ReplicaSession:
     def publish(self, sync: int, version: int) -> None:
         """Makes the version the one that is served."""
         self._whole_if_unwritten = False
+        if self.adapter is not None:
+            with self._noting_errors():
+                self.adapter.publish()
         if self.has_agent:
             self._call(Publish(self._plan.lane, sync, version), Done, self._bounds.finish)
         self._run(self._replica.program.publish, version)
+        if self._plan.phase is Phase.BASE and self._plan.trained_on is not None:
+            self._base_held = self._plan.trained_on.identity
         self._dirty = self.weights_lost = False
         self.last_error = ""
 
@@ -269,6 +297,7 @@ class ReplicaSession:
         """
         self._whole_if_unwritten = self._paused and not self._dirty
         self._dirty = True
+        self._base_held = ""
 
     def start_to_cancel(self, sync: int, version: int, cause: str) -> threading.Thread:
         """`cancel` in a thread of its own, which `require_ended` looks for."""
@@ -300,6 +329,11 @@ class ReplicaSession:
         engine that was paused and that no sync has touched since it last published generates again.
         """
         self._resume_if_clean(version)
+        if self.adapter is not None:
+            with contextlib.suppress(WeightlaneError):
+                self.adapter.discard()
+                if self.adapter.serves_as_before and not self.over_base_sent:
+                    self.resume(version)
         if self._receiving is not None and not self._receiving.ended(
             self._bounds.lost_after + _CLEANUP_SECONDS
         ):
@@ -326,6 +360,9 @@ class ReplicaSession:
     def close(self) -> None:
         """Detaches from the workers and lets go of the endpoint."""
         self._resume_if_clean(0)
+        if self.adapter is not None:
+            with contextlib.suppress(WeightlaneError):
+                self.adapter.discard()
         if self.has_agent:
             # A dead engine needs no detaching.
             with contextlib.suppress(WeightlaneError):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
+from weightlane.program import AdapterMove
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -122,7 +124,8 @@ def _steps_of_all(kind: StepKind, trainer: TrainerLifecycle) -> list[Step]:
 def _rollout(kind: StepKind, number: int, program: Program) -> list[Step]:
     steps = [Step(kind, "rollout", call.route, number) for call in calls_of(program, kind)]
     if kind == "publish" and not steps:
-        steps = [Step(kind, "rollout", "by its agent", number)]
+        by_name = isinstance(program.move, AdapterMove)
+        steps = [Step(kind, "rollout", "by the adapter's name" if by_name else "by its agent", number)]
     kept = [item for item in program.memory if item.tag != "weights"]
     if kind == "release":
         steps += [

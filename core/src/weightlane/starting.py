@@ -262,7 +262,7 @@ class StartProcedure:
         plan = plan_with(self._members.plan, go.rejoining)
         sinks: list[tuple[int, Sink]] = []
         for session in sessions:
-            sink = controller_sink(plan, session.number, session.endpoint, session.read_back)
+            sink = controller_sink(plan, session.number, session.endpoint, session.read_back, session.adapter)
             if sink is not None:
                 sinks.append((session.number, sink))
         return sinks

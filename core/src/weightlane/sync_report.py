@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weightlane.lane_messages import PhaseReport, RankMoved, SyncReport
 from weightlane.replica_session import take_steps
 from weightlane.schedule import AFTER_MOVE
-from weightlane.verify import verify_ranks, verify_replica, with_read_back
+from weightlane.verify import verify_ranks, verify_replica, with_binding, with_read_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +42,10 @@ def verified_replicas(
     for session in sessions:
         replica = plan.replicas[session.number]
         workers = session.reports(sync, check)
+        bound = session.load_adapter(version)
         reports.append(verify_replica(plan, replica, moved, workers, sync=sync, version=version))
+        if bound is not None:
+            reports[-1] = with_binding(reports[-1], plan, bound)
         if session.read_back is None:
             tell(reports[-1])
     take_steps(AFTER_MOVE, sessions, version)

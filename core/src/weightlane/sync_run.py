@@ -172,6 +172,11 @@ class SyncRun:
             abort=self._abort_name,
             part=self._part,
         ).run(ready)
+        if self._part == "sync":
+            written = self._base.sessions if self._base is not None and self._base.report else ()
+            numbers = {session.number for session in written}
+            for session in self._members.sessions:
+                session.over_base_sent = session.number in numbers
         return opened[0]
 
     def _move(self, stream: ExportStream) -> RankMoved:

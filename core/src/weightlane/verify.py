@@ -13,6 +13,7 @@ from weightlane.types import TransportName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightlane.adapters import AdapterBinding
     from weightlane.messages import ReadBack, ReceiveReport
     from weightlane.plan import LanePlan, ReplicaPlan
 
@@ -96,6 +97,15 @@ def with_read_back(report: ReplicaReport, equal: Sequence[ReadBack]) -> ReplicaR
     return ReplicaReport(report.replica, report.address, words, report.workers, tuple(equal))
 
 
+def with_binding(report: ReplicaReport, plan: LanePlan, binding: AdapterBinding) -> ReplicaReport:
+    """The report of a replica that takes requests only, with what was read of the adapter that it holds."""
+    modules = len(plan.manifest.adapter.target_modules) if plan.manifest.adapter else 0
+    words = f"by one request, adapter bound to {len(binding.modules)} of {modules} modules"
+    if binding.unread:
+        words = f"by one request, adapter not read back: {binding.unread}"
+    return ReplicaReport(report.replica, report.address, words, report.workers, report.read_back)
+
+
 def _read_back(given: Sequence[ReadBack | None]) -> str:
     """What the workers found where their tables say; "" where none has looked."""
     found = [item for item in given if item is not None]
@@ -136,6 +146,8 @@ def _binding(plan: LanePlan, replica: ReplicaPlan, report: ReceiveReport) -> lis
         return []
     if report.adapter is None:
         return [f"it tells nothing of where adapter {config.name} was bound"]
+    if report.adapter.unread:
+        return [f"it did not read back adapter {config.name}: {report.adapter.unread}"]
     return binding_problems(config, adapter_ref(config, replica.adapter.swap, report.version), report.adapter)
 
 

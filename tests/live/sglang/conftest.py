@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 import torch
+from changing_trainers import AdapterTrainer
 from transformers import (
     AutoModelForCausalLM,
     Qwen3Config,
@@ -24,6 +25,7 @@ from weightlane.testing.greedy import forced_logprobs, greedy_continuations
 from weightlane.testing.parity_trainer import change_weights
 from weightlane.types import Phase, TransportName
 from weightlane_sglang import plugin
+from weightlane_sglang.adapter_launch import lora_arguments as lora_arguments_of
 from weightlane_sglang.http_endpoint import SglangEndpoint
 from weightlane_sglang.launch import RunningServer, ServerSettings, launched_server, loader_arguments
 from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE
@@ -172,6 +174,28 @@ def newer_server(start_server: StartServer, sglang_newer: Path, tiny_folder: Pat
     """SGLang 0.5.23, which takes updates in sessions, at TP 2."""
     with start_server(tiny_folder, 2, newer=sglang_newer) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def lora_server(start_server: StartServer, tiny_folder: Path) -> Iterator[RunningServer]:
+    """Two ranks, started for one lane's adapters of rank 16 at most, as `launch-args` says."""
+    with start_server(tiny_folder, 2, arguments=lora_arguments_of(16, "two_slot", device="cpu")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def newer_lora_server(
+    start_server: StartServer, tiny_folder: Path, sglang_newer: Path
+) -> Iterator[RunningServer]:
+    """SGLang of update sessions, with LoRA on."""
+    with start_server(tiny_folder, 1, arguments=LORA, newer=sglang_newer) as server:
+        yield server
+
+
+@pytest.fixture
+def adapter_trainer_of() -> type[AdapterTrainer]:
+    """Makes a trainer of an adapter from a checkpoint folder."""
+    return AdapterTrainer
 
 
 @pytest.fixture(scope="session")

@@ -246,26 +246,23 @@ def test_sglang_of_update_sessions_is_proven_without_lora(
 
 
 def test_sglang_of_update_sessions_with_lora_is_proven_undisturbed_and_synced(
-    start_server: Any,
+    newer_lora_server: RunningServer,
     open_server: Callable[[RunningServer], SglangEndpoint],
     tiny_folder: Path,
-    lora_arguments: tuple[str, ...],
-    sglang_newer: Path,
 ) -> None:
-    with start_server(tiny_folder, 1, arguments=lora_arguments, newer=sglang_newer) as server:
-        endpoint = open_server(server)
-        assert endpoint.facts().version == "0.5.23"
-        assert_proven(endpoint, 1, lora=True)
-        server_checks.assert_undisturbed(endpoint, 10)
-        with server_checks.traced_beside(endpoint):  # each opens a session of its own, or uses the lane's
-            found = run_parity(
-                model=tiny_folder,
-                engine="sglang",
-                url=server.url,
-                ranks=2,
-                syncs=3,
-                seconds=400,
-                options={},
-                plan_says="coverage proven: ",
-            )
-        assert [parity.versions for parity in found] == [(sync,) * 3 for sync in (1, 2, 3)]
+    endpoint = open_server(newer_lora_server)
+    assert endpoint.facts().version == "0.5.23"
+    assert_proven(endpoint, 1, lora=True)
+    server_checks.assert_undisturbed(endpoint, 10)
+    with server_checks.traced_beside(endpoint):  # each opens a session of its own, or uses the lane's
+        found = run_parity(
+            model=tiny_folder,
+            engine="sglang",
+            url=newer_lora_server.url,
+            ranks=2,
+            syncs=3,
+            seconds=400,
+            options={},
+            plan_says="coverage proven: ",
+        )
+    assert [parity.versions for parity in found] == [(sync,) * 3 for sync in (1, 2, 3)]

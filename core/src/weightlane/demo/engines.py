@@ -106,12 +106,15 @@ def _start_vllm(start: EngineStart) -> Iterator[RunningEngine]:
 
 @contextmanager
 def _start_sglang(start: EngineStart) -> Iterator[RunningEngine]:
+    from weightlane_sglang.adapter_launch import lora_arguments
     from weightlane_sglang.launch import ServerSettings, launched_server, loader_arguments
 
     require_distributions(start.python, start.engine, "sglang", fix="sglang")
     folders = import_folders(start.python, start.engine, option="--rollout-python")
     arguments = ("--max-running-requests", str(_SEQUENCES), *loader_arguments(folders))
     device: Literal["cpu", "gpu"] = "gpu" if has_gpu(start.python, start.engine) else "cpu"
+    if start.lora_rank:
+        arguments += lora_arguments(start.lora_rank, "two_slot", device=device)
     settings = ServerSettings(python=start.python, model=start.model, device=device, arguments=arguments)
     log = start.folder / "engine.log"
     with launched_server(settings, log=log, ready_within_seconds=_START_SECONDS) as server:

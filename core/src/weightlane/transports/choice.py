@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightlane.program import RequestMove
-from weightlane.transports.inline import AgentInlineSink, RequestSink
+from weightlane.program import AdapterMove, RequestMove
+from weightlane.transports.inline import AdapterRequestSink, AgentInlineSink, RequestSink
 from weightlane.transports.inprocess import InprocessSink
 from weightlane.types import TransportName
 
 if TYPE_CHECKING:
+    from weightlane.adapter_requests import RequestedAdapter
     from weightlane.endpoint import EngineEndpoint
     from weightlane.plan import LanePlan
     from weightlane.request_read_back import RequestReadBack
@@ -18,13 +19,21 @@ if TYPE_CHECKING:
 
 
 def controller_sink(
-    plan: LanePlan, number: int, endpoint: EngineEndpoint, read_back: RequestReadBack | None = None
+    plan: LanePlan,
+    number: int,
+    endpoint: EngineEndpoint,
+    read_back: RequestReadBack | None = None,
+    adapter: RequestedAdapter | None = None,
 ) -> Sink | None:
     """The sink of a replica that is fed through its endpoint; None where a ring or the lane's folder does."""
     replica = plan.replicas[number]
     move = replica.program.move
     if isinstance(move, RequestMove):
         return RequestSink(plan, move, endpoint, read_back)
+    if isinstance(move, AdapterMove):
+        if adapter is None:
+            raise AssertionError("the session of such a replica has it")
+        return AdapterRequestSink(plan, adapter)
     match replica.transport:
         case TransportName.INLINE:
             return AgentInlineSink(plan, replica, endpoint)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightlane.adapter_requests import RequestedAdapter
     from weightlane.buckets import BucketLayout
     from weightlane.endpoint import EngineEndpoint
     from weightlane.plan import LanePlan, ReplicaPlan
@@ -75,6 +76,45 @@ class AgentInlineSink:
 
     def _call(self, request: BeginInline | LoadInline) -> None:
         call_agents(self._endpoint, request, Done, workers=len(self._replica.peers), seconds=self._seconds)
+
+
+class AdapterRequestSink:
+    """Gathers a whole adapter for the one request that carries it, which the replica's session sends."""
+
+    def __init__(self, plan: LanePlan, adapter: RequestedAdapter) -> None:
+        self._plan = plan
+        self._adapter = adapter
+        self._digest: WireDigest | None = None
+        self._bounds: SinkBounds | None = None
+
+    def begin(self, sync: int, version: int, bounds: SinkBounds) -> None:  # noqa: ARG002 - a Sink's
+        """Forgets what a sync before this one had gathered."""
+        self._bounds = bounds
+        self._adapter.begin()
+        self._digest = WireDigest(self._plan.tensors) if self._plan.verify == "digest" else None
+
+    def put(self, layout: BucketLayout, tensors: Sequence[tuple[int, Tensor]]) -> None:
+        """Casts, and keeps a copy: the bucket's memory is written again."""
+        if self._bounds:
+            self._bounds.check()
+        check_bucket(layout, self._plan.tensors, tensors)
+        for number, tensor in tensors:
+            wire = self._plan.tensors[number]
+            ready = cast_for_wire(tensor, wire)
+            if self._digest:
+                self._digest.update_whole(memory_of(ready))
+            self._adapter.gathered(wire.name, ready)
+
+    def finish(self) -> str:
+        """Nothing is sent yet."""
+        return self._digest.hexdigest() if self._digest else ""
+
+    def abort(self, cause: str, *, sync: int | None = None) -> None:
+        """Nothing was sent; there is nobody to tell."""
+
+    def close(self) -> None:
+        """Drops what was gathered."""
+        self._adapter.begin()
 
 
 class RequestSink:

@@ -32,12 +32,13 @@ class _Output(msgspec.Struct):
 
 
 def generate_body(
-    prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float, seed: int
+    prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float, seed: int, adapter: str = ""
 ) -> bytes:
     """The request: one continuation per prompt, with the chosen tokens' log-probs.
 
     Sampling is unrestricted (no top-k, top-p or min-p) whatever the server prefers. SGLang honours a seed
-    only when it runs with deterministic inference; it is sent for sampling alone.
+    only when it runs with deterministic inference; it is sent for sampling alone. `adapter` is the name of a
+    loaded one; "" asks the base.
 
     Raises:
         EngineError: a temperature other than 0 and 1.
@@ -59,13 +60,14 @@ def generate_body(
     }
     if temperature > 0:
         sampling["sampling_seed"] = seed
-    return msgspec.json.encode(
-        {
-            "input_ids": [list(prompt) for prompt in prompts],
-            "sampling_params": sampling,
-            "return_logprob": True,
-        }
-    )
+    request: dict[str, object] = {
+        "input_ids": [list(prompt) for prompt in prompts],
+        "sampling_params": sampling,
+        "return_logprob": True,
+    }
+    if adapter:
+        request["lora_path"] = adapter  # SGLang's word for the name of one that is loaded
+    return msgspec.json.encode(request)
 
 
 def read_generations(answer: bytes, *, prompts: int, max_tokens: int) -> tuple[Generation, ...]:

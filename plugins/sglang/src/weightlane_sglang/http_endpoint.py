@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from typing_extensions import override
 
+from weightlane.adapter_requests import AdapterEndpoint
 from weightlane.endpoint import EngineEndpoint, ReadingBackEndpoint, TracingEndpoint
 from weightlane.errors import EngineError, NotServableError
 from weightlane.receiver import WorkerDescription
 from weightlane.residency import WorkerResidency
 from weightlane.trace.table import Untraced
+from weightlane_sglang.adapter_shelf import ServerAdapters
 from weightlane_sglang.announced_updates import AnnouncedUpdates
 from weightlane_sglang.contract import END_UPDATE_ROUTE, GENERATE_ROUTE
 from weightlane_sglang.expected import expected_tensors
@@ -43,15 +45,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from weightlane.adapters import AdapterRef
+    from weightlane.adapter_engine import AdapterLoad
+    from weightlane.adapters import AdapterBinding, AdapterRef
     from weightlane.contexts import EndpointContext, RolloutTarget
     from weightlane.facts import EngineFacts
     from weightlane.messages import Generation, WireTensor
-    from weightlane.program import EngineCall, RequestMove
+    from weightlane.program import AdapterMove, EngineCall, RequestMove
     from weightlane.trace.table import LiveHashes, PlacementTable
 
 
-class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
+class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint, AdapterEndpoint):
     """Requests to one server.
 
     Args:
@@ -72,6 +75,7 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
         self._session = UpdateSession(self._channel)
         self._announced = AnnouncedUpdates(self._channel)
         self._memory = ServerMemory(self._channel.url, self._incarnation, self._told_released)
+        self._adapters = ServerAdapters(self._channel, self.facts, seconds=timeout_seconds)
 
     @property
     @override
@@ -225,19 +229,30 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint):
 
         Temperatures other than 0 and 1 are refused, since SGLang's log-probs would be of scaled logits.
         """
-        if adapter is not None:
-            raise EngineError(
-                f"A request to SGLang at {self.address} names adapter {adapter.name!r}.",
-                "This era of the plugin loads no adapters.",
-                "Leave it out.",
-            )
+        name = self._adapters.require_named(adapter)
         if not prompts:
             return ()
-        body = generate_body(prompts, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        body = generate_body(prompts, max_tokens=max_tokens, temperature=temperature, seed=seed, adapter=name)
         answer = self._channel.send(
             "POST", GENERATE_ROUTE, timeout_seconds=self._timeout, body=(body,), length=len(body)
         )
-        return read_generations(answer, prompts=len(prompts), max_tokens=max_tokens)
+        made = read_generations(answer, prompts=len(prompts), max_tokens=max_tokens)
+        if adapter is None:
+            return made
+        # SGLang has one label for all of its weights; the name tells which adapter it was.
+        return tuple(msgspec.structs.replace(item, weight_version=adapter.version) for item in made)
+
+    @override
+    def load_adapter(self, move: AdapterMove, load: AdapterLoad, *, held: bool) -> AdapterBinding:
+        return self._adapters.load(move, load, held=held)
+
+    @override
+    def serve_adapter(self, ref: AdapterRef) -> None:
+        self._adapters.serve(ref)
+
+    @override
+    def remove_adapter(self, ref: AdapterRef) -> None:
+        self._adapters.remove(ref)
 
     @override
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from weightlane.facts import EngineFacts
 from weightlane.installations import find_distribution
+from weightlane_sglang.adapter_contract import ADAPTER_FIELDS_USED
 from weightlane_sglang.contract import (
     COLLECTIVE_FIELDS_USED,
     ENGINE,
@@ -53,7 +54,8 @@ def read_sources(root: Path) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]
     structs = root / _STRUCTS
     if structs.is_file():
         classes = {node.name: node for node in _parsed(structs).body if isinstance(node, ast.ClassDef)}
-        for request in (*SESSION_FIELDS_USED, *MEMORY_FIELDS_USED, *COLLECTIVE_FIELDS_USED):
+        asked = (*SESSION_FIELDS_USED, *MEMORY_FIELDS_USED, *COLLECTIVE_FIELDS_USED, *ADAPTER_FIELDS_USED)
+        for request in asked:
             if request in classes:
                 fields[request] = tuple(dict.fromkeys(_fields(request, classes)))
     routes: set[str] = set()

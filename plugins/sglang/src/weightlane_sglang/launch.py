@@ -21,7 +21,13 @@ from weightlane.contexts import LaunchContext, LaunchPlan
 from weightlane.errors import EngineDeadError, EngineError, PlanError, Problem
 from weightlane.installations import find_distribution
 from weightlane.interrupts import interrupts_held
+<<<<<<< HEAD
 from weightlane_sglang.contract import ENCODER_CACHE_VARIABLE, MODEL_INFO_ROUTE
+=======
+from weightlane.types import Mode
+from weightlane_sglang.adapter_launch import lora_arguments, lora_notes
+from weightlane_sglang.contract import MODEL_INFO_ROUTE
+>>>>>>> h/D
 from weightlane_sglang.http_channel import HttpChannel
 from weightlane_sglang.installed import LOADER_QUESTION
 from weightlane_sglang.loader_name import LOADER_ARGUMENTS, PLUGIN_DISTRIBUTION
@@ -162,12 +168,20 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
     if context.release and device == "gpu":
         arguments = (*arguments, "--enable-memory-saver")
     environment = server_environment(tensor_parallel=context.tensor_parallel, device=device)
+    adapters = context.mode is Mode.ADAPTER
+    if adapters:
+        arguments = (*arguments, *lora_arguments(context.lora_rank, context.swap, device=device))
     enters = context.facts.attributes.get(LOADER_QUESTION, False)
     if enters and RUN_FOLDER_VARIABLE in os.environ:
         environment[RUN_FOLDER_VARIABLE] = os.environ[RUN_FOLDER_VARIABLE]
+<<<<<<< HEAD
     notes = [_LOADER_NOTE if enters else _NO_LOADER_NOTE, _PORT_NOTE]
     if context.release:
         notes.append(_CPU_RELEASE_NOTE if device == "cpu" else _RELEASE_NOTE)
+=======
+    lora = lora_notes(context.lora_rank, context.swap) if adapters else ()
+    notes = (*lora, _LOADER_NOTE if enters else _NO_LOADER_NOTE, _PORT_NOTE)
+>>>>>>> h/D
     return LaunchPlan(
         arguments=(*arguments, *LOADER_ARGUMENTS) if enters else arguments,
         environment=environment,

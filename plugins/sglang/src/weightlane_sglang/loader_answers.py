@@ -15,6 +15,7 @@ from weightlane_sglang.loader_messages import (
     HashElements,
     LoaderReply,
     LoaderRequest,
+    ReadAdapter,
     Released,
     TellReleased,
     Traced,
@@ -61,6 +62,11 @@ def _reply(model: nn.Module, tensor: Any) -> LoaderReply:
     if isinstance(request, TellReleased):
         return Released(released_tags())
     return Traced(_held.keep(trace_model(model, request.tensors), model), released_tags() or ())
+    if isinstance(request, ReadAdapter):
+        from weightlane_sglang.adapter_held import held_adapter
+
+        return held_adapter(model, request)
+    return Traced(_held.keep(trace_model(model, request.tensors), model))
 
 
 def _bytes_of(tensor: Any) -> bytes:

@@ -48,5 +48,35 @@ class Released(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="rel
     tags: tuple[str, ...] | None
 
 
-LoaderRequest: TypeAlias = TraceLoad | HashElements | TellReleased
-LoaderReply: TypeAlias = Traced | ElementsHashed | Released | Failure
+class AskedModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One module of an adapter as it was sent: rows of its lora_B, and the digest of each whole matrix."""
+
+    module: str
+    rows: int
+    digest_a: str
+    digest_b: str
+
+
+class ReadAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="read-adapter"):
+    """Compare what is held under this name with what was sent."""
+
+    name: str
+    modules: tuple[AskedModule, ...]
+
+
+class AdapterHeld(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="adapter-held"):
+    """Answer to `ReadAdapter`: of one rank.
+
+    `bound` are the modules whose values are in the live pool as they were sent, `others` what is held for
+    modules that nobody asked for; `problems` say of each other module what is wrong with it.
+    """
+
+    rank: int
+    scaling: float
+    bound: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+LoaderRequest: TypeAlias = TraceLoad | HashElements | TellReleased | ReadAdapter
+LoaderReply: TypeAlias = Traced | ElementsHashed | Released | AdapterHeld | Failure

@@ -1,4 +1,4 @@
-"""A bucket in the form that SGLang's unpickler takes: (name, tensor) pairs, pickled, base64.
+"""Tensors in the form that SGLang's unpickler takes: (name, tensor) pairs, or a dictionary, pickled, base64.
 
 The pickle goes towards an engine that demands one; nothing pickled is ever read back. Tensors are plain, on
 the CPU and on storage of their own: a view would take its whole storage along.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import binascii
 import io
 import pickle
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,12 +29,13 @@ class EncodedBucket:
     `nbytes` is the length of the base64 text. Peak memory is that text, 4/3 of the bucket, and one tensor.
     """
 
-    def __init__(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    def __init__(self, tensors: Sequence[tuple[str, Tensor]] | Mapping[str, Tensor]) -> None:
         self.pieces: list[bytes] = []
         sink = _Base64Sink(self.pieces)
         pickler = _TensorPickler(sink, _PROTOCOL)
         pickler.fast = True  # no memo: it would keep a copy of every tensor until the end
-        pickler.dump(list(tensors))
+        # An update reads pairs, a load of an adapter a dictionary.
+        pickler.dump(dict(tensors) if isinstance(tensors, Mapping) else list(tensors))
         sink.finish()
         self.nbytes = sum(len(piece) for piece in self.pieces)
 
@@ -44,17 +46,19 @@ def request_body(bucket: EncodedBucket, *, field: str, copies: int, body: str) -
     Args:
         bucket: what every copy is.
         field: name of the payload field.
-        copies: entries of its list.
+        copies: entries of its list; 0 for the bucket itself in place of a list.
         body: a JSON object without that field.
     """
     rest = body.strip()[1:].lstrip()
-    head = f'{{"{field}":['.encode()
-    tail = ("]" + ("," if rest != "}" else "") + rest).encode()
-    length = len(head) + len(tail) + copies * (bucket.nbytes + 2) + copies - 1
+    opened, closed = ("[", "]") if copies else ("", "")
+    payloads = copies or 1
+    head = f'{{"{field}":{opened}'.encode()
+    tail = (closed + ("," if rest != "}" else "") + rest).encode()
+    length = len(head) + len(tail) + payloads * (bucket.nbytes + 2) + payloads - 1
 
     def pieces() -> Iterator[bytes]:
         yield head
-        for number in range(copies):
+        for number in range(payloads):
             yield b'"' if number == 0 else b',"'
             yield from bucket.pieces
             yield b'"'

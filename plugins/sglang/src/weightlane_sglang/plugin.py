@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from packaging.specifiers import SpecifierSet
 
 from weightlane.hookspecs import hookimpl
-from weightlane.types import BackendDescriptor, Capability, TransportName
+from weightlane.types import BackendDescriptor, Capability, Phase, TransportName
 from weightlane_sglang.contract import DISTRIBUTIONS, ENGINE
 from weightlane_sglang.probes import (
     probe_untimed_flush,
@@ -18,9 +18,11 @@ from weightlane_sglang.probes import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from weightlane.adapters import AdapterExpression
     from weightlane.contexts import (
         BuildRequestsContext,
         EndpointContext,
+        ExpressAdapterContext,
         FactsContext,
         LaunchContext,
         LaunchPlan,
@@ -61,6 +63,8 @@ def _descriptor(era: str, versions: str, probe: Callable[[EngineFacts], ProbeRes
             {
                 Capability.RECEIVE_FULL,
                 Capability.RECEIVE_MERGED,
+                Capability.RECEIVE_BASE,
+                Capability.RECEIVE_ADAPTER,
                 Capability.NATIVE_REQUESTS,
                 Capability.PAUSE,
                 Capability.WEIGHT_VERSION,
@@ -107,6 +111,10 @@ def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
 
 @hookimpl
 def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
+    if context.manifest.phase is Phase.ADAPTER:
+        from weightlane.adapter_entries import entries_of_adapter
+
+        return entries_of_adapter(context)
     if context.table is not None:
         from weightlane.trace.entries import entries_from_table
 
@@ -119,7 +127,18 @@ def weightlane_map_names(context: MapNamesContext) -> Sequence[NameEntry]:
 
 
 @hookimpl
+def weightlane_express_adapter(context: ExpressAdapterContext) -> AdapterExpression:
+    from weightlane_sglang.adapter_expression import express
+
+    return express(context)
+
+
+@hookimpl
 def weightlane_build_requests(context: BuildRequestsContext) -> Program:
+    if context.phase is Phase.ADAPTER:
+        from weightlane_sglang.adapter_program import build_adapter_program
+
+        return build_adapter_program(context)
     if context.descriptor.era == IN_SESSION:
         from weightlane_sglang.session_program import build_program_in_session
 
@@ -131,6 +150,10 @@ def weightlane_build_requests(context: BuildRequestsContext) -> Program:
 
 @hookimpl
 def weightlane_plan_lifecycle(context: BuildRequestsContext) -> Lifecycle:
+    if context.phase is Phase.ADAPTER:
+        from weightlane_sglang.adapter_program import plan_adapter_lifecycle
+
+        return plan_adapter_lifecycle(context)
     if context.descriptor.era == IN_SESSION:
         from weightlane_sglang.session_program import plan_lifecycle_in_session
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from weightlane.facts import EngineFacts
 
 _UPDATE_SECONDS = 120.0
+_BASE_NOTE = (
+    "the server cannot tell which base it holds: this lane remembers that it sent it, until the server is "
+    "started anew; nobody else may write its weights meanwhile"
+)
 _EXPERTS = ".experts."  # in the checkpoint name of every expert's tensor
 
 
@@ -31,7 +35,7 @@ def build_program(context: BuildRequestsContext) -> Program:
     Raises:
         PlanError: the server runs in a way whose weights cannot be written by name.
     """
-    problems = tuple(_problems(context))
+    problems = (*launch_problems(context), *_unwritten_experts(context))
     if problems:
         raise PlanError(problems)
     facts = context.facts
@@ -57,6 +61,7 @@ def build_program(context: BuildRequestsContext) -> Program:
             f"buckets travel {facts.parallel.tensor} times, once per tensor-parallel rank, by value",
             "an update tells nothing of what it wrote: names and shapes are checked against the checkpoint",
             *_beyond_loopback(context),
+            *((_BASE_NOTE,) if context.phase is Phase.BASE else ()),
         ),
     )
 
@@ -103,10 +108,9 @@ def require_fields(facts: EngineFacts, request: str, fields: tuple[str, ...]) ->
         )
 
 
-def _problems(context: BuildRequestsContext) -> Iterator[Problem]:
+def launch_problems(context: BuildRequestsContext) -> Iterator[Problem]:
+    """Ways in which a server may run and this plugin cannot write into it, whatever the phase."""
     facts = context.facts
-    if context.phase not in (Phase.FULL, Phase.MERGED):
-        yield Problem("capability", context.phase.value, "this backend receives full and merged weights only")
     if facts.parallel.data > 1:
         yield Problem(
             "capability",
@@ -141,7 +145,6 @@ def _problems(context: BuildRequestsContext) -> Iterator[Problem]:
             "the server shares its weights with a cache and dies of an update",
             "Start it with --weight-cache-mode off.",
         )
-    yield from _unwritten_experts(context)
     yield from _outside_caches(facts)
 
 

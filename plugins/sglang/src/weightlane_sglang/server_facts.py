@@ -60,7 +60,7 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
                 f"Routes found: {', '.join(routes[:40]) or 'none'}.",
             )
     answer = _one_of(channel, SERVER_INFO_ROUTES, timeout_seconds)
-    info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
+    info = decoded(answer, ServerInfo, SERVER_INFO_ROUTE)
     model = read_model_info(channel, timeout_seconds=timeout_seconds)
     arguments = _decode_arguments(answer)
     encodes = model.has_image_understanding or model.has_audio_understanding
@@ -84,7 +84,7 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
 def read_model_info(channel: HttpChannel, *, timeout_seconds: float) -> ModelInfo:
     """The model that the server answers with now, and its weight version."""
     answer = _one_of(channel, MODEL_INFO_ROUTES, timeout_seconds)
-    return _decode(answer, ModelInfo, MODEL_INFO_ROUTE)
+    return decoded(answer, ModelInfo, MODEL_INFO_ROUTE)
 
 
 def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
@@ -95,7 +95,7 @@ def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
     each start unless its user gives one.
     """
     answer = _one_of(channel, SERVER_INFO_ROUTES, timeout_seconds)
-    info = _decode(answer, ServerInfo, SERVER_INFO_ROUTE)
+    info = decoded(answer, ServerInfo, SERVER_INFO_ROUTE)
     if not info.startup_time and info.random_seed is None:
         raise EngineError(
             f"{SERVER_INFO_ROUTE} of {channel.url} has neither startup_time nor random_seed.",
@@ -124,7 +124,7 @@ def version_number(weight_version: str | None) -> int | None:
 
 
 def _decode_arguments(answer: bytes) -> dict[str, str]:
-    everything = _decode(answer, dict[str, msgspec.Raw], SERVER_INFO_ROUTE)
+    everything = decoded(answer, dict[str, msgspec.Raw], SERVER_INFO_ROUTE)
     found: dict[str, str] = {}
     for name in LAUNCH_ARGUMENTS_READ:
         value = msgspec.json.decode(everything[name]) if name in everything else None
@@ -135,14 +135,15 @@ def _decode_arguments(answer: bytes) -> dict[str, str]:
 
 def _as_text(value: object) -> str:
     if isinstance(value, list):
-        return " ".join(str(item) for item in value)
+        return " ".join(sorted(str(item) for item in value))  # some are sets, in an order of their own
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _Shape = TypeVar("_Shape")
 
 
-def _decode(answer: bytes, shape: type[_Shape], route: str) -> _Shape:
+def decoded(answer: bytes, shape: type[_Shape], route: str) -> _Shape:
+    """An answer of the server's as the shape that is looked for; raises EngineError where it has another."""
     try:
         return msgspec.json.decode(answer, type=shape)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

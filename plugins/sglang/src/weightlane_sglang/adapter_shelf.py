@@ -1,0 +1,238 @@
+"""The adapters that one server holds for one lane: loaded under names, read back, unloaded.
+
+SGLang holds adapters by name and puts none in the place of another: a name that is loaded must be unloaded
+first. Its unload refuses new requests for the name at once and then waits for those that run, and every
+other load waits for it; so it is sent from a thread, which the next load waits for.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from weightlane.errors import EngineError, SyncError
+from weightlane_sglang.adapter_contract import CONFIG_FIELD, MODELS_ROUTE, NAME_FIELD, UNLOAD_ROUTE
+from weightlane_sglang.adapter_proof import binding_of
+from weightlane_sglang.contract import FLUSH_ROUTE
+from weightlane_sglang.http_channel import quoted
+from weightlane_sglang.lifecycle import FLUSH_IDLE_SECONDS
+from weightlane_sglang.payload import EncodedBucket, request_body
+from weightlane_sglang.server_facts import decoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightlane.adapter_engine import AdapterLoad
+    from weightlane.adapters import AdapterBinding, AdapterRef
+    from weightlane.facts import EngineFacts
+    from weightlane.program import AdapterMove
+    from weightlane_sglang.http_channel import HttpChannel
+
+_MOST_LOADED = "max_loaded_loras"
+_GRACE_SECONDS = 1.0  # where nothing runs with it an unload ends at once
+_UNLOAD_SECONDS = 3600.0  # as long as the requests that run with it may take
+
+
+class _Card(msgspec.Struct):
+    id: str
+    parent: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Loaded(msgspec.Struct):
+    loaded_adapters: dict[str, object] | None = None
+
+
+class ServerAdapters:
+    """Called from one thread at a time.
+
+    Args:
+        channel: to the server.
+        facts: asks for its facts.
+        seconds: bound on each small request.
+    """
+
+    def __init__(self, channel: HttpChannel, facts: Callable[[], EngineFacts], *, seconds: float) -> None:
+        self._channel = channel
+        self._facts = facts
+        self._seconds = seconds
+        self._own: dict[str, AdapterRef] = {}
+        self._served: AdapterRef | None = None
+        self._left: tuple[str, ...] = ()
+        self._going: dict[str, _Unload] = {}
+
+    def load(self, move: AdapterMove, load: AdapterLoad, *, held: bool) -> AdapterBinding:
+        """One request with the whole adapter, then a look at what it bound; an error leaves nothing of it.
+
+        Raises:
+            SyncError: this lane serves that very name, or requests still run with one that must go first.
+            EngineError: the server refuses, in its own words, or has no room for one more.
+            VerificationError: it was bound otherwise than it was sent.
+        """
+        name = load.ref.name
+        if name in self._own:
+            raise SyncError(
+                f"{name} is loaded into SGLang at {self._channel.url} and serves already.",
+                "A name means one set of weights there, and none can be put in its place while it serves.",
+                "Give every sync a version of its own.",
+            )
+        self._await_unloads(move.timeout_seconds)
+        facts = self._facts()
+        loaded = self._loaded_names()
+        if name in loaded:
+            # Left by a trainer that is gone. What its requests had cached must not answer for the new one.
+            self._unload(name, move.timeout_seconds)
+            self._flush()
+            loaded = [other for other in loaded if other != name]
+        left = [other for other in loaded if _is_of(load.config.name, other, self._own)]
+        while left and not _has_room(facts, loaded):
+            self._unload(left[0], move.timeout_seconds)
+            loaded.remove(left.pop(0))
+        self._require_room(facts, loaded)
+        self._left = tuple(left)
+        self._send(move, load)
+        try:
+            binding = binding_of(self._channel, facts, load, held=held, seconds=move.timeout_seconds)
+        except BaseException as error:
+            self._unload_after(name, error)
+            raise
+        self._own[name] = load.ref
+        return binding
+
+    def serve(self, ref: AdapterRef) -> None:
+        """Requests may name it. What a trainer that is gone had left under the adapter's name is unloaded."""
+        self._served = ref
+        left, self._left = self._left, ()
+        for name in left:
+            self._start_unload(name)
+
+    def remove(self, ref: AdapterRef) -> None:
+        """New requests for it are refused from now on; it goes when those that run have ended."""
+        if self._own.pop(ref.name, None) is None:
+            return
+        if self._served == ref:
+            self._served = None
+        self._start_unload(ref.name)
+
+    def require_named(self, adapter: AdapterRef | None) -> str:
+        """The name for a request, "" for none.
+
+        Raises:
+            EngineError: it names none although this lane serves one: the base would answer for it.
+        """
+        if adapter is None and self._served is not None:
+            raise EngineError(
+                f"A request to SGLang at {self._channel.url} names no adapter.",
+                f"It serves {self._served.name}, and a request without a name is answered with the base.",
+                "Name lane.adapter_ref().",
+            )
+        return adapter.name if adapter else ""
+
+    # -- requests -------------------------------------------------------------------------------------------
+
+    def _send(self, move: AdapterMove, load: AdapterLoad) -> None:
+        fields = msgspec.json.decode(move.body, type=dict[str, msgspec.Raw])
+        body = msgspec.json.encode(
+            {**fields, NAME_FIELD: load.ref.name, CONFIG_FIELD: msgspec.Raw(load.wire.encode())}
+        ).decode()
+        length, pieces = request_body(
+            EncodedBucket(load.tensors), field=move.payload_field, copies=move.copies, body=body
+        )
+        answer = self._channel.send(
+            "POST", move.route, timeout_seconds=move.timeout_seconds, body=pieces, length=length
+        )
+        told = decoded(answer, _Loaded, move.route).loaded_adapters
+        if told is not None and load.ref.name not in told:
+            raise EngineError(
+                f"SGLang at {self._channel.url} says that it loaded {load.ref.name} and does not list it: "
+                f"{quoted(answer)}",
+                "It holds another set of adapters than the lane does.",
+            )
+
+    def _loaded_names(self) -> list[str]:
+        answer = self._channel.get(MODELS_ROUTE, timeout_seconds=self._seconds)
+        return [card.id for card in decoded(answer, _Models, MODELS_ROUTE).data if card.parent]
+
+    def _require_room(self, facts: EngineFacts, loaded: list[str]) -> None:
+        if not _has_room(facts, loaded):
+            most = facts.launch_arguments[_MOST_LOADED]
+            raise EngineError(
+                f"SGLang at {self._channel.url} was started for {most} adapters, holds {', '.join(loaded)}.",
+                "It would unload the one that was used longest ago, whoever's it is.",
+                "Unload what is not needed, or start it with a larger --max-loaded-loras.",
+            )
+
+    def _flush(self) -> None:
+        route = f"{FLUSH_ROUTE}?timeout={FLUSH_IDLE_SECONDS}"
+        self._channel.send("POST", route, timeout_seconds=FLUSH_IDLE_SECONDS + 30.0)
+
+    # -- unloading ------------------------------------------------------------------------------------------
+
+    def _start_unload(self, name: str) -> None:
+        unload = self._going[name] = _Unload(lambda: self._unload(name, _UNLOAD_SECONDS))
+        if unload.ended(_GRACE_SECONDS):
+            del self._going[name]
+            unload.raise_error()
+
+    def _await_unloads(self, seconds: float) -> None:
+        for name, unload in tuple(self._going.items()):
+            if not unload.ended(seconds):
+                raise SyncError(
+                    f"Requests that name adapter {name} still run in SGLang at {self._channel.url}.",
+                    f"It is unloaded when they have ended, and they had not within {seconds:.0f} s; nothing "
+                    "else is loaded before.",
+                    "Await them before the sync after the next.",
+                )
+            del self._going[name]
+            unload.raise_error()
+
+    def _unload(self, name: str, seconds: float) -> None:
+        body = msgspec.json.encode({NAME_FIELD: name})
+        self._channel.send("POST", UNLOAD_ROUTE, timeout_seconds=seconds, body=(body,), length=len(body))
+
+    def _unload_after(self, name: str, error: BaseException) -> None:
+        """Takes out what failed; that this fails too is told with the first error."""
+        try:
+            self._unload(name, self._seconds)
+        except EngineError as second:
+            error.__context__ = second
+
+
+class _Unload:
+    """One unload in a thread of its own."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._error: EngineError | None = None
+        self._call = call
+        self._thread = threading.Thread(target=self._run, name="weightlane-unload", daemon=True)
+        self._thread.start()
+
+    def ended(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except EngineError as error:
+            self._error = error
+
+
+def _has_room(facts: EngineFacts, loaded: list[str]) -> bool:
+    most = facts.launch_arguments.get(_MOST_LOADED, "")
+    return not most.isdecimal() or len(loaded) < int(most)
+
+
+def _is_of(adapter: str, name: str, own: dict[str, AdapterRef]) -> bool:
+    """Whether a loaded name is a version of this adapter's that another lane has left."""
+    return name not in own and re.fullmatch(rf"{re.escape(adapter)}(@\d+)?", name) is not None

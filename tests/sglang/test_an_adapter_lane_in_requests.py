@@ -1,0 +1,473 @@
+"""Mode adapter into a fake server that holds adapters by name: which requests it gets, in which order."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import weightlane as wl
+from weightlane.errors import EngineDeadError, EngineError, PlanError, SyncError, VerificationError
+from weightlane_sglang.adapter_contract import LOAD_ROUTE, MODELS_ROUTE, UNLOAD_ROUTE
+from weightlane_sglang.contract import (
+    CONTINUE_ROUTE,
+    GENERATE_ROUTE,
+    PAUSE_ROUTE,
+    UPDATE_ROUTE,
+    VERSION_ROUTE,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FLUSH = "/flush_cache?timeout=30"
+BASE = [PAUSE_ROUTE, UPDATE_ROUTE, FLUSH]
+BASE_PUBLISHED = [VERSION_ROUTE, CONTINUE_ROUTE]
+
+
+class FakeAdapterServer:
+    """Holds names as SGLang does: a second load of one is refused, and so is an unload of none."""
+
+    def __init__(self, fake: Any, answer: Any, folder: Path) -> None:
+        self.fake, self.answer = fake, answer
+        self.loaded: list[str] = []
+        self.bound_to_nothing = False
+        openapi = fake.answers["/openapi.json"].body
+        for route in (LOAD_ROUTE, UNLOAD_ROUTE, MODELS_ROUTE):
+            openapi["paths"][route] = {"post": {}}
+        fields = ("lora_name", "config_dict", "serialized_named_tensors", "load_format")
+        openapi["components"]["schemas"]["LoadLoRAAdapterFromTensorsReqInput"] = {
+            "properties": {field: {} for field in fields}
+        }
+        openapi["components"]["schemas"]["UnloadLoRAAdapterReqInput"] = {"properties": {"lora_name": {}}}
+        info = fake.answers["/server_info"].body
+        info |= {
+            "enable_lora": True,
+            "max_lora_rank": 8,
+            "lora_target_modules": ["all"],
+            "max_loras_per_batch": 3,
+            "max_loaded_loras": None,
+        }
+        model = {
+            "model_path": str(folder),
+            "weight_version": "default",
+            "architectures": ["Qwen3ForCausalLM"],
+        }
+        fake.answers |= {
+            "/model_info": answer(model),
+            **dict.fromkeys(
+                (PAUSE_ROUTE, UPDATE_ROUTE, FLUSH, VERSION_ROUTE, CONTINUE_ROUTE), answer({"success": True})
+            ),
+            LOAD_ROUTE: answer(self._load),
+            UNLOAD_ROUTE: answer(self._unload),
+            GENERATE_ROUTE: answer(self._generate),
+        }
+        self._list()
+
+    def asked(self) -> list[str]:
+        """What a sync asked for, buckets of the base as one, the canary left out."""
+        routes = [
+            route for method, route, _ in self.fake.requests if method == "POST" and route != GENERATE_ROUTE
+        ]
+        return [
+            route for place, route in enumerate(routes) if route != UPDATE_ROUTE or routes[place - 1] != route
+        ]
+
+    def names(self, route: str) -> list[str]:
+        return [body["lora_name"] for body in self.fake.bodies(route)]
+
+    def _list(self) -> None:
+        cards = [
+            {"id": "the-model", "parent": None},
+            *({"id": n, "parent": "the-model"} for n in self.loaded),
+        ]
+        self.fake.answers[MODELS_ROUTE] = self.answer({"data": cards})
+
+    def _load(self, body: bytes) -> Any:
+        name = json.loads(body)["lora_name"]
+        if name in self.loaded:
+            return {"success": False, "error_message": f"{name} is already loaded"}
+        self.loaded.append(name)
+        self._list()
+        return {"success": True, "loaded_adapters": dict.fromkeys(self.loaded, "__tensor__")}
+
+    def _unload(self, body: bytes) -> Any:
+        name = json.loads(body)["lora_name"]
+        if name not in self.loaded:
+            return {"success": False, "error_message": f"LoRA with name {name} does not exist"}
+        self.loaded.remove(name)
+        self._list()
+        return {"success": True}
+
+    def _generate(self, body: bytes) -> Any:
+        adapted = "lora_path" in json.loads(body) and not self.bound_to_nothing
+        return {
+            "meta_info": {"input_token_logprobs": [[None, 1, None], [-2.0 if adapted else -1.0, 2, None]]}
+        }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    made = tmp_path_factory.mktemp("model")
+    config = Qwen3Config(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=4, vocab_size=16, tie_word_embeddings=False,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(made)
+    return made
+
+
+@pytest.fixture
+def server(fake_server: Any, answer: Any, folder: Path) -> FakeAdapterServer:
+    return FakeAdapterServer(fake_server, answer, folder)
+
+
+@pytest.fixture
+def lane_to(folder: Path) -> Callable[..., Any]:
+    """Opens a lane from peft's own model; `fields` are of its configuration."""
+
+    def open_one(server: FakeAdapterServer, swap: str = "two_slot", **fields: Any) -> Any:
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            config = LoraConfig(**{"r": 2, "lora_alpha": 4, "target_modules": "all-linear", **fields})
+            model = get_peft_model(model, config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if ".lora_" in name:
+                    parameter.add_(0.5)
+        lane = wl.connect(
+            trainer=wl.trainer("torch", model=model),
+            rollout=[wl.rollout("sglang", url=server.fake.url)],
+            mode="adapter",
+            swap=swap,
+            bucket_bytes=256,
+        )
+        server.fake.requests.clear()
+        return lane
+
+    return open_one
+
+
+@pytest.mark.requirement("R81")
+@pytest.mark.requirement("R36")
+@pytest.mark.requirement("R38")
+def test_two_slots_load_beside_what_serves_and_unload_it_once_the_new_one_is_published(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        assert server.asked() == [*BASE, LOAD_ROUTE, *BASE_PUBLISHED]
+        server.fake.requests.clear()
+        lane.stage(version=2)
+        assert server.asked() == [LOAD_ROUTE]
+        assert server.loaded == ["default@1", "default@2"]
+        assert lane.adapter_ref().name == "default@1"
+        lane.commit()
+        assert server.asked() == [LOAD_ROUTE, UNLOAD_ROUTE]
+        assert (server.loaded, lane.adapter_ref().name) == (["default@2"], "default@2")
+
+
+@pytest.mark.requirement("R82")
+def test_under_one_name_the_old_one_goes_first_and_the_cache_is_flushed_before_generation_goes_on(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server, "paused") as lane:
+        lane.sync(version=1)
+        server.fake.requests.clear()
+        lane.sync(version=2)
+        assert server.asked() == [PAUSE_ROUTE, UNLOAD_ROUTE, LOAD_ROUTE, FLUSH, VERSION_ROUTE, CONTINUE_ROUTE]
+        assert (server.loaded, lane.adapter_ref().name) == (["default"], "default")
+
+
+@pytest.mark.requirement("R82")
+def test_a_flush_that_fails_is_an_error_and_generation_stays_held(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server, "paused") as lane:
+        lane.sync(version=1)
+        server.fake.requests.clear()
+        server.fake.answers[FLUSH] = answer({"success": False, "message": "requests are running"})
+        with pytest.raises(EngineError, match="requests are running"):
+            lane.sync(version=2)
+        assert CONTINUE_ROUTE not in server.asked()
+
+
+def test_one_request_has_the_whole_adapter_once_per_rank_and_no_field_beyond_the_listed(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        assert len(lane.plan().buckets) > 2
+        lane.sync(version=1)
+        (body,) = server.fake.bodies(LOAD_ROUTE)
+        assert set(body) == {"lora_name", "config_dict", "serialized_named_tensors"}
+        assert len(body["serialized_named_tensors"]) == 2, "the fake says TP 2"
+        tensors = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))  # noqa: S301 - ours
+        assert list(tensors) == [item.name for item in lane.plan().tensors]
+        assert body["config_dict"]["r"] == 2
+
+
+def test_what_sglang_ignores_is_folded_and_siblings_are_filled_with_zeros(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    fields = {"target_modules": ["k_proj"], "use_rslora": True, "rank_pattern": {"k_proj": 4}}
+    with lane_to(server, **fields) as lane:
+        lane.sync(version=1)
+    (body,) = server.fake.bodies(LOAD_ROUTE)
+    assert body["config_dict"] == {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 4.0,
+        "target_modules": ["k_proj", "q_proj", "v_proj"],
+    }
+    tensors = pickle.loads(base64.b64decode(body["serialized_named_tensors"][0]))  # noqa: S301 - ours
+    trained = [name for name, tensor in tensors.items() if tensor.count_nonzero()]
+    assert {name.split(".")[-3] for name in trained} == {"k_proj"}
+    b = next(tensors[name] for name in trained if ".lora_B." in name)
+    assert torch.allclose(b, torch.full_like(b, 0.5 * 4 / 4**0.5)), "alpha over the root of the rank"
+
+
+@pytest.mark.requirement("R35")
+def test_a_refused_load_tells_the_server_s_words_and_leaves_what_serves(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        good = server.fake.answers[LOAD_ROUTE]
+        server.fake.answers[LOAD_ROUTE] = answer({"error_message": "rank 32 is incompatible"}, status=400)
+        with pytest.raises(EngineError, match="rank 32 is incompatible"):
+            lane.sync(version=2)
+        assert (server.loaded, lane.adapter_ref().name) == (["default@1"], "default@1")
+        server.fake.answers[LOAD_ROUTE] = good
+        lane.sync(version=3)
+        assert server.loaded == ["default@3"]
+
+
+def test_a_server_that_dies_of_a_load_is_told_as_dead_with_the_request_before(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server) as lane:
+        server.fake.answers[LOAD_ROUTE] = answer(hang_up=True)
+        with pytest.raises(EngineDeadError, match=rf"during POST {LOAD_ROUTE}.*GET {MODELS_ROUTE}"):
+            lane.sync(version=1)
+
+
+def test_an_adapter_that_is_bound_to_nothing_is_taken_out_again(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        server.bound_to_nothing = True
+        with pytest.raises(VerificationError, match="exactly as with the base"):
+            lane.sync(version=2)
+        assert (server.loaded, lane.adapter_ref().name) == (["default@1"], "default@1")
+
+
+def test_where_nobody_looks_into_the_server_the_report_says_what_was_compared_instead(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        assert "assumed: only that outputs" in str(lane.plan())
+        told = lane.sync(version=1).replicas[0].verified
+        # The base came with it, so that nothing could generate before it was published.
+        assert "not read back" in told
+        assert "outputs were not compared" in told
+        told = lane.sync(version=2).replicas[0].verified
+        assert "log-probs by up to 1" in told
+
+
+def test_a_server_that_lists_others_than_it_says_it_loaded_is_an_error(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server) as lane:
+        server.fake.answers[LOAD_ROUTE] = answer({"success": True, "loaded_adapters": {"other": "x"}})
+        with pytest.raises(EngineError, match="does not list it"):
+            lane.sync(version=1)
+
+
+def test_a_staged_adapter_that_is_never_published_goes_with_the_next_sync(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        lane.stage(version=2)
+        lane.sync(version=3)
+        assert server.loaded == ["default@3"]
+        lane.stage(version=4)
+    assert server.loaded == ["default@3"], "also where the lane is closed"
+
+
+def test_versions_that_a_trainer_before_has_left_go_and_other_adapters_stay(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    server.loaded += ["default@1", "default@7", "default", "default@x", "other@3"]
+    server._list()
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        assert server.names(UNLOAD_ROUTE)[0] == "default@1", "the very name goes first, and its cache with it"
+        asked = server.asked()
+        assert asked[asked.index(UNLOAD_ROUTE) :][:3] == [UNLOAD_ROUTE, FLUSH, LOAD_ROUTE]
+        assert sorted(server.loaded) == ["default@1", "default@x", "other@3"]
+
+
+def test_a_version_that_serves_is_not_loaded_in_its_own_place(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        with pytest.raises(SyncError, match="default@1 is loaded"):
+            lane.sync(version=1)
+        assert server.loaded == ["default@1"]
+
+
+def test_a_server_without_room_is_told_before_it_unloads_somebody_else_s(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    server.fake.answers["/server_info"].body["max_loaded_loras"] = 2
+    server.loaded += ["a", "b"]
+    server._list()
+    with lane_to(server) as lane:
+        with pytest.raises(EngineError, match="started for 2 adapters, holds a, b"):
+            lane.sync(version=1)
+        assert server.names(LOAD_ROUTE) == []
+
+
+def test_what_a_trainer_before_has_left_makes_room_where_there_is_none(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    server.fake.answers["/server_info"].body["max_loaded_loras"] = 2
+    server.loaded += ["default@6", "other@1"]
+    server._list()
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        assert server.loaded == ["other@1", "default@1"]
+
+
+def test_a_request_without_a_name_is_refused_once_an_adapter_serves(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        with pytest.raises(EngineError, match="serves default@1"):
+            lane.replicas[0].generate([[1]], max_tokens=1)
+
+
+@pytest.mark.requirement("R29")
+@pytest.mark.parametrize(
+    ("fields", "subject"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"r": 16}, "r"),
+    ],
+)
+def test_what_the_server_would_ignore_or_refuse_is_a_problem_of_the_plan(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], fields: dict[str, Any], subject: str
+) -> None:
+    with pytest.raises(PlanError) as refused:
+        lane_to(server, **fields)
+    assert subject in {problem.subject for problem in refused.value.problems}
+    assert server.names(LOAD_ROUTE) == []
+
+
+@pytest.mark.requirement("R81")
+def test_a_server_that_was_started_anew_is_sent_the_base_again(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        server.loaded.clear()
+        server._list()
+        server.fake.answers["/server_info"].body["startup_time"] = {"load_weight": 0.5}
+        server.fake.requests.clear()
+        report = lane.sync(version=2)
+        assert report.rejoined == (0,)
+        assert server.asked() == [*BASE, LOAD_ROUTE, *BASE_PUBLISHED]
+        assert server.loaded == ["default@2"]
+
+
+def test_a_base_that_failed_is_sent_again_and_the_server_stays_paused_until_then(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server) as lane:
+        server.fake.answers[FLUSH] = answer({"success": False, "message": "not idle"})
+        with pytest.raises(EngineError, match="not idle"):
+            lane.sync(version=1)
+        assert server.asked() == BASE
+        server.fake.answers[FLUSH] = answer({"success": True})
+        good = server.fake.answers[LOAD_ROUTE]
+        server.fake.answers[LOAD_ROUTE] = answer({"error_message": "no"}, status=400)
+        server.fake.requests.clear()
+        with pytest.raises(EngineError, match="no"):
+            lane.sync(version=2)
+        assert server.asked() == [UPDATE_ROUTE, FLUSH, LOAD_ROUTE], "paused still, and not let go"
+        server.fake.answers[LOAD_ROUTE] = good
+        server.fake.requests.clear()
+        lane.sync(version=3)
+        assert server.asked() == [UPDATE_ROUTE, FLUSH, LOAD_ROUTE, *BASE_PUBLISHED]
+
+
+@pytest.mark.parametrize("swap", ["two_slot", "paused"])
+def test_generation_goes_on_where_a_sync_failed_before_it_touched_what_serves(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, swap: str
+) -> None:
+    from weightlane.transports.inline import AdapterRequestSink
+
+    with lane_to(server, swap) as lane:
+        lane.sync(version=1)
+        server.fake.requests.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(AdapterRequestSink, "finish", lambda self: 1 / 0)
+            with pytest.raises(SyncError, match="division"):
+                lane.sync(version=2)
+        held = [] if swap == "two_slot" else [PAUSE_ROUTE, CONTINUE_ROUTE]
+        assert server.asked() == held
+        lane.sync(version=3)
+        assert server.loaded == ["default@3" if swap == "two_slot" else "default"]
+
+
+def test_one_that_was_taken_out_under_its_name_leaves_the_server_held_until_a_sync_succeeds(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server, "paused") as lane:
+        lane.sync(version=1)
+        good = server.fake.answers[LOAD_ROUTE]
+        server.fake.answers[LOAD_ROUTE] = answer({"error_message": "no"}, status=400)
+        server.fake.requests.clear()
+        with pytest.raises(EngineError, match="no"):
+            lane.sync(version=2)
+        assert server.asked() == [PAUSE_ROUTE, UNLOAD_ROUTE, LOAD_ROUTE]
+        server.fake.answers[LOAD_ROUTE] = good
+        lane.sync(version=3)
+        assert server.asked()[-2:] == [VERSION_ROUTE, CONTINUE_ROUTE]
+
+
+def test_requests_that_run_with_the_old_one_hold_up_the_next_load_alone(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msgspec.structs import replace
+
+    monkeypatch.setattr("weightlane_sglang.adapter_shelf._GRACE_SECONDS", 0.1)
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        slow = server.fake.answers[UNLOAD_ROUTE] = answer(server._unload, after_seconds=30.0)
+        lane.sync(version=2)
+        assert lane.adapter_ref().name == "default@2", "published, though requests still run with the old one"
+        shelf: Any = lane.replicas[0]._adapters
+        move = replace(lane.plan().replicas[0].program.move, timeout_seconds=0.1)
+        with pytest.raises(SyncError, match="still run"):
+            shelf._await_unloads(move.timeout_seconds)
+        server.fake.released.set()
+        assert slow.after_seconds
+        lane.sync(version=3)
+        assert server.loaded == ["default@3"]
