@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from weightlane.facts import EngineFacts
 
-WITHOUT_SESSION, IN_SESSION = plugin.weightlane_register_backends()
+WITHOUT_SESSION, IN_SESSION, *_ = plugin.weightlane_register_backends()
 LAYER = "model.layers.0"
 QKV = tuple(f"{LAYER}.self_attn.{side}_proj" for side in "qkv")
 DOWN, GATE = f"{LAYER}.mlp.down_proj", f"{LAYER}.mlp.gate_proj"

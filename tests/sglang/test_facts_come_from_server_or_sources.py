@@ -162,4 +162,4 @@ def test_a_model_with_encoders_is_known_by_what_the_server_tells(
         assert read_facts(channel, timeout_seconds=5).attributes[ENCODES]
     fake_server.answers["/model_info"] = answer({"model_path": "/m", told: False})
     with HttpChannel(fake_server.url) as channel:
-        assert ENCODES not in read_facts(channel, timeout_seconds=5).attributes
+        assert not read_facts(channel, timeout_seconds=5).attributes[ENCODES]

@@ -23,7 +23,7 @@ from weightlane.front.process import FrontProcess, start_front_process
 from weightlane_vllm.launch import FrontStart, LoraStart, front_command, front_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
 

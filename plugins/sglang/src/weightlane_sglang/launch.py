@@ -21,13 +21,9 @@ from weightlane.contexts import LaunchContext, LaunchPlan
 from weightlane.errors import EngineDeadError, EngineError, PlanError, Problem
 from weightlane.installations import find_distribution
 from weightlane.interrupts import interrupts_held
-<<<<<<< HEAD
-from weightlane_sglang.contract import ENCODER_CACHE_VARIABLE, MODEL_INFO_ROUTE
-=======
 from weightlane.types import Mode
 from weightlane_sglang.adapter_launch import lora_arguments, lora_notes
-from weightlane_sglang.contract import MODEL_INFO_ROUTE
->>>>>>> h/D
+from weightlane_sglang.contract import ENCODER_CACHE_VARIABLE, MODEL_INFO_ROUTE
 from weightlane_sglang.http_channel import HttpChannel
 from weightlane_sglang.installed import LOADER_QUESTION
 from weightlane_sglang.loader_name import LOADER_ARGUMENTS, PLUGIN_DISTRIBUTION
@@ -64,17 +60,13 @@ _LOADER_NOTE = (
 )
 _PORT_NOTE = "Whoever can reach its port can run code in it: keep it on loopback or a trusted network."
 
-<<<<<<< HEAD
-_EVERYWHERE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", ENCODER_CACHE_VARIABLE: "0"}
-=======
 _RELEASE_NOTE = (
     "Weights that are released are lost until the next sync; --enable-weights-cpu-backup keeps a copy on the "
     "host. The memory saver is the package torch_memory_saver, in the server's environment."
 )
 _CPU_RELEASE_NOTE = "On a CPU SGLang keeps track of what is released, and frees nothing."
 
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
->>>>>>> h/E
+_EVERYWHERE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", ENCODER_CACHE_VARIABLE: "0"}
 _CPU_ARGUMENTS = (
     *("--device", "cpu", "--dtype", "float32"),
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
@@ -174,14 +166,13 @@ def plan_launch(context: LaunchContext) -> LaunchPlan:
     enters = context.facts.attributes.get(LOADER_QUESTION, False)
     if enters and RUN_FOLDER_VARIABLE in os.environ:
         environment[RUN_FOLDER_VARIABLE] = os.environ[RUN_FOLDER_VARIABLE]
-<<<<<<< HEAD
-    notes = [_LOADER_NOTE if enters else _NO_LOADER_NOTE, _PORT_NOTE]
+    notes = [
+        *(lora_notes(context.lora_rank, context.swap) if adapters else ()),
+        _LOADER_NOTE if enters else _NO_LOADER_NOTE,
+        _PORT_NOTE,
+    ]
     if context.release:
         notes.append(_CPU_RELEASE_NOTE if device == "cpu" else _RELEASE_NOTE)
-=======
-    lora = lora_notes(context.lora_rank, context.swap) if adapters else ()
-    notes = (*lora, _LOADER_NOTE if enters else _NO_LOADER_NOTE, _PORT_NOTE)
->>>>>>> h/D
     return LaunchPlan(
         arguments=(*arguments, *LOADER_ARGUMENTS) if enters else arguments,
         environment=environment,

@@ -61,12 +61,11 @@ def _reply(model: nn.Module, tensor: Any) -> LoaderReply:
         return ElementsHashed(live_hashes(table, live_tensors_of(model)))
     if isinstance(request, TellReleased):
         return Released(released_tags())
-    return Traced(_held.keep(trace_model(model, request.tensors), model), released_tags() or ())
     if isinstance(request, ReadAdapter):
         from weightlane_sglang.adapter_held import held_adapter
 
         return held_adapter(model, request)
-    return Traced(_held.keep(trace_model(model, request.tensors), model))
+    return Traced(_held.keep(trace_model(model, request.tensors), model), released_tags() or ())
 
 
 def _bytes_of(tensor: Any) -> bytes:

@@ -15,11 +15,8 @@ from weightlane_vllm.adapter_refusals import adapter_problems
 from weightlane_vllm.adapter_shelf import shelf_of
 from weightlane_vllm.drafter import beyond_expected, drafter_obstacle
 from weightlane_vllm.facts import LORA_LOAD_WEIGHTS, worker_facts
-<<<<<<< HEAD
 from weightlane_vllm.foreign_writes import foreign_writes_of
-=======
 from weightlane_vllm.loaded_models import LoadedModels, live_tensors
->>>>>>> h/A
 from weightlane_vllm.mapper import read_rules, renamed_prefixes
 from weightlane_vllm.names import is_taken, resolve
 from weightlane_vllm.namespace import Namespace
@@ -203,12 +200,8 @@ class VllmWorkerEngine:
             import torch
 
             torch.cuda.synchronize(self._worker.device)
-<<<<<<< HEAD
-        self._sleep.rewritten()
-        self._foreign.rewritten()
-=======
         self._sleep.rewritten(but=self._not_written())
->>>>>>> h/A
+        self._foreign.rewritten()
 
     def publish(self, version: int) -> None:
         """The version label belongs to the engine core, which the front sets; a worker has none."""
