@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from conftest import Run
 
 VERSIONS = {"reference": "4.57.0", "vllm": "0.32.0", "sglang": "0.5.18"}
-RECEIVED = {
-    "reference": ["adapter", "full", "merged"],
-    "vllm": ["adapter", "full", "merged"],
-    "sglang": ["full", "merged"],
-}
 ARGUMENTS = {
     "reference": [
         *("-m", "weightlane.reference.server", "--model", "$MODEL"),
@@ -45,6 +40,10 @@ ARGUMENTS = {
 FOR_ADAPTERS = {
     "reference": ["--adapter-slots", "2"],
     "vllm": ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"],
+    "sglang": [
+        *("--enable-lora", "--max-lora-rank", "16", "--lora-target-modules", "all"),
+        *("--max-loras-per-batch", "3"),
+    ],
 }
 
 
@@ -58,21 +57,25 @@ def stated_versions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", [mode.value for mode in Mode])
 @pytest.mark.parametrize("engine", VERSIONS)
-def test_a_mode_is_planned_or_refused_with_those_there_are(
-    run: Callable[..., Run], engine: str, mode: str
-) -> None:
+def test_every_mode_is_planned(run: Callable[..., Run], engine: str, mode: str) -> None:
     done = run("launch-args", engine, "--mode", mode, "--device", "gpu", "--json")
-    if mode in RECEIVED[engine]:
-        assert (done.status, done.document["mode"]) == (0, mode)
-        slots = FOR_ADAPTERS[engine] if mode == "adapter" else []
-        assert done.document["command"][1:] == [*ARGUMENTS[engine], *slots]
-        assert done.document["engine_version"] == VERSIONS[engine]
-        return
+    assert (done.status, done.document["mode"]) == (0, mode)
+    slots = FOR_ADAPTERS[engine] if mode == "adapter" else []
+    assert done.document["command"][1:] == [*ARGUMENTS[engine], *slots]
+    assert done.document["engine_version"] == VERSIONS[engine]
+
+
+def test_a_mode_that_a_version_cannot_receive_is_refused_with_those_it_can(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIGHTLANE_ASSUME_SGLANG_VERSION", "0.5.4")
+    assert run("launch-args", "sglang", "--mode", "full", "--device", "gpu", "--json").status == 0
+    done = run("launch-args", "sglang", "--mode", "adapter", "--device", "gpu", "--json")
     error = done.document["error"]
     assert (done.status, error["type"]) == (1, "SelectionError")
-    assert error["what"].endswith(f"cannot receive mode {mode}.")
-    assert error["why"] == f"It can receive: {', '.join(RECEIVED[engine])}."
-    assert error["fix"].startswith(f"Use --mode {RECEIVED[engine][0]}")
+    assert error["what"].endswith("cannot receive mode adapter.")
+    assert error["why"] == "It can receive: full, merged."
+    assert error["fix"].startswith("Use --mode full")
 
 
 def test_the_reference_engine_that_is_printed_for_mode_adapter_is_one_that_takes_adapters(
@@ -106,14 +109,6 @@ def test_a_rank_is_rounded_up_for_vllm_and_means_nothing_in_other_modes(run: Cal
     refused = run(*words)
     assert refused.status == 2
     assert "it has a meaning with --mode adapter alone" in " ".join((refused.out + refused.err).split())
-
-
-def test_a_backend_that_takes_no_adapters_lacks_what_that_asks_for(run: Callable[..., Run]) -> None:
-    document = run("launch-args", "sglang", "--json").document
-    backend = get_registry().backend_named(document["backend"])
-    assert backend is not None
-    assert "receive-adapter" not in {item.value for item in backend.descriptor.capabilities}
-    assert not get_registry().implements(backend, "weightlane_express_adapter")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weightlane.cli import main
+from weightlane.demo import preflight
+from weightlane.registry import get_registry
+from weightlane.types import Capability
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +27,6 @@ def _nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--trainer", "fsdpp"], 1, ["No trainer backend fits fsdpp", "torch"]),
         (["--rollout", "vllmm"], 1, ["No rollout backend fits vllmm", "reference"]),
-        (["--mode", "adapter", "--rollout", "sglang", "--rollout-python", "/bin/sh"], 1, ["mode adapter"]),
         (["--mode", "adapterr"], 2, ["There is no mode 'adapterr'", "Near: adapter"]),
         (["--rollout-python", "/nowhere/python"], 1, ["/nowhere/python is not a file"]),
         (["--model", "/nowhere"], 1, ["/nowhere is not a checkpoint folder", "config.json"]),
@@ -40,6 +42,18 @@ def test_what_cannot_work_is_1_and_wrong_usage_2_and_the_cause_is_named(
     assert main(["demo", *options]) == status
     told = capsys.readouterr().err
     assert all(word in told for word in words), told
+
+
+def test_a_mode_that_no_era_of_an_engine_receives_is_refused_with_those_it_knows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = [item.descriptor for item in get_registry().backends() if item.descriptor.engine == "sglang"]
+    fewer = [item for item in known if Capability.RECEIVE_ADAPTER not in item.capabilities]
+    assert 0 < len(fewer) < len(known)
+    monkeypatch.setattr(preflight, "_rollouts", lambda engine: fewer)
+    assert main(["demo", "--mode", "adapter", "--rollout", "sglang", "--rollout-python", "/bin/sh"]) == 1
+    told = capsys.readouterr().err
+    assert all(word in told for word in ("does not know mode adapter", "receive-merged")), told
 
 
 def test_an_engine_that_is_elsewhere_needs_its_interpreter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ from weightlane.manifest import Manifest, RankManifest, TensorSpec, TrainedAdapt
 from weightlane.peft import AdapterConfig, ModuleLora
 from weightlane.plan import LanePlan, ReplicaPlan
 from weightlane.program import (
+    AdapterMove,
     AgentMove,
     AnnouncedGroup,
     EngineCall,
@@ -100,6 +101,7 @@ ADAPTER_PLAN = m.ReceivePlan(
     read_back="always",
 )
 BINDING = AdapterBinding(AdapterRef("policy@4", 4), (BoundModule("layers.0.q", 2, 2.0),))
+UNREAD = AdapterBinding(AdapterRef("policy@4", 4), (), "nobody of ours is in its process")
 FACTS = EngineFacts(
     "acme",
     "1",
@@ -153,6 +155,7 @@ TABLE = PlacementTable(
 )
 REPORT = m.ReceiveReport(1, 3, 4, 2, 16, 2, "0123", 0.5, 0.25)
 BOUND = msgspec.structs.replace(REPORT, adapter=BINDING, read_back=m.ReadBack(12, 3))
+BELIEVED = msgspec.structs.replace(REPORT, adapter=UNREAD)
 FAILURE = Failure(
     "PlanError", "what", "why", "fix", "here", "at line 1", (("shape", "a", "b", "c", ("d",)),), "lane-1"
 )
@@ -222,7 +225,11 @@ LANE_PLAN = LanePlan(
     entries=(NameEntry("a", "a", "bfloat16", ("w.a",), "exact"), NameEntry("c", "", "int8", dropped="tied")),
     tensors=WIRES,
     buckets=BUCKETS,
-    replicas=(_replica(0, adapter=EXPRESSION, stamps_version=True), _replica(1, program=REQUESTS_PROGRAM)),
+    replicas=(
+        _replica(0, adapter=EXPRESSION, stamps_version=True),
+        _replica(1, program=REQUESTS_PROGRAM),
+        _replica(2, program=Program(AdapterMove("/load", "tensors", 2, "{}", 9.0))),
+    ),
     folder="/lanes",
     missing_replicas="skip",
     release=("kv_cache",),
@@ -254,7 +261,7 @@ JOINED = lm.Joined(
 MISSING = lm.MissingReplica(2, "unix:/y", "it does not answer")
 SYNCED = lm.SyncReport(
     *("lane-1", 1, 2, 3, 4, 5, 0.5, "d", 1),
-    replicas=(lm.ReplicaReport(0, "x", "all", (REPORT, BOUND), (m.ReadBack(9, 1),)),),
+    replicas=(lm.ReplicaReport(0, "x", "all", (REPORT, BOUND, BELIEVED), (m.ReadBack(9, 1),)),),
     missing=(MISSING,),
     rejoined=(1,),
     phases=(lm.PhaseReport(Phase.BASE, (0,), 4, 64, 0.5, ("counts equal",), ("it was started anew",)),),

@@ -44,13 +44,22 @@ _FACTS_SECONDS = 30.0
 @hookimpl
 def weightlane_register_backends() -> Iterable[BackendDescriptor]:
     return [
-        _descriptor(WITHOUT_SESSION, ">=0.5.10,<0.5.21", probe_updates_without_session),
-        _descriptor(IN_SESSION, ">=0.5.21,<0.5.24", probe_updates_in_session),
+        _descriptor(WITHOUT_SESSION, ">=0.5.10,<0.5.21", probe_updates_without_session, adapters=_ADAPTERS),
+        _descriptor(IN_SESSION, ">=0.5.21,<0.5.24", probe_updates_in_session, adapters=_ADAPTERS),
         _descriptor(UNTIMED_FLUSH, ">=0.5.0,<0.5.10", probe_untimed_flush),
     ]
 
 
-def _descriptor(era: str, versions: str, probe: Callable[[EngineFacts], ProbeResult]) -> BackendDescriptor:
+_ADAPTERS = frozenset({Capability.RECEIVE_BASE, Capability.RECEIVE_ADAPTER})
+"""Not before 0.5.10: loads from memory came with 0.5.8, which does not run with LoRA on all modules."""
+
+
+def _descriptor(
+    era: str,
+    versions: str,
+    probe: Callable[[EngineFacts], ProbeResult],
+    adapters: frozenset[Capability] = frozenset(),
+) -> BackendDescriptor:
     return BackendDescriptor(
         name=BACKEND,
         role="rollout",
@@ -63,13 +72,12 @@ def _descriptor(era: str, versions: str, probe: Callable[[EngineFacts], ProbeRes
             {
                 Capability.RECEIVE_FULL,
                 Capability.RECEIVE_MERGED,
-                Capability.RECEIVE_BASE,
-                Capability.RECEIVE_ADAPTER,
                 Capability.NATIVE_REQUESTS,
                 Capability.PAUSE,
                 Capability.WEIGHT_VERSION,
             }
-        ),
+        )
+        | adapters,
         transports=(TransportName.INLINE, TransportName.COLLECTIVE),
         summary="A running SGLang server through its own HTTP requests; plain checkpoint names.",
         install_hint="pip install 'sglang==0.5.18'",
