@@ -76,6 +76,10 @@ def test_an_engine_handle_is_synced_in_place(
         assert sync["moved"]
         assert sync["same_tokens"]
         assert sync["distance"] <= 1e-4
+    assert seen["prefixes"]["emptied"] <= 1e-4
+    assert seen["prefixes"]["kept"] >= 1e-2, (
+        "the control: what old weights cached shows where it is not emptied"
+    )
     if lora == "on":
         assert seen["syncs"][-1]["unchanged"], "a sync of the same weights changes no bit"
         assert seen["adapters"]["unchanged"] == {"said": True, "base": True}

@@ -8,8 +8,6 @@ import pytest
 
 import weightlane as wl
 from weightlane.front.client import FrontEndpoint
-from weightlane.program import Lifecycle
-from weightlane_vllm import requests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,17 +44,10 @@ def test_three_syncs_each_move_and_match_the_trainer(
 
 
 @pytest.mark.requirement("R82")
-@pytest.mark.parametrize(("flush", "seed"), [(True, 9), (False, 10)], ids=["flushed", "control-unflushed"])
-def test_a_cached_prefix_of_the_old_weights_is_used_only_without_the_flush(
-    tiny_front: FrontProcess,
-    tiny_folder: Path,
-    trainer_of: type,
-    monkeypatch: pytest.MonkeyPatch,
-    flush: bool,
-    seed: int,
+def test_a_prefix_that_old_weights_cached_is_not_used(
+    tiny_front: FrontProcess, tiny_folder: Path, trainer_of: type
 ) -> None:
-    if not flush:
-        monkeypatch.setattr(requests, "plan_lifecycle", lambda facts, phase, release: Lifecycle())
+    """Its control, where nothing empties the cache, is made beside an engine of this process's own."""
     trainer = trainer_of(tiny_folder)
     endpoint = FrontEndpoint(tiny_front.address, 120.0)
     prompt = (tuple(range(3, 203)),)  # more than one block of the cache
@@ -65,7 +56,6 @@ def test_a_cached_prefix_of_the_old_weights_is_used_only_without_the_flush(
         rollout=[wl.rollout("vllm", url=tiny_front.address)],
     ) as lane:
         endpoint.generate(prompt, max_tokens=4)
-        assert trainer.change(seed=seed) >= MOVED
+        assert trainer.change(seed=9) >= MOVED
         lane.sync(version=1)
-        distance = trainer.truth(prompt, 4).distance(endpoint.generate(prompt, max_tokens=4))
-        assert (distance <= AGREES) is flush
+        assert trainer.truth(prompt, 4).distance(endpoint.generate(prompt, max_tokens=4)) <= AGREES

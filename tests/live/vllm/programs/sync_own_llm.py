@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cached_prefix import CachedPrefix
+
 PROMPT = [17, 250, 33, 8, 120, 64, 3]
 TOKENS = 8
 
@@ -40,17 +42,17 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32).eval()
 
     @torch.no_grad()
-    def truth() -> tuple[list[int], list[float]]:
-        ids, chosen = list(PROMPT), []
+    def truth(prompt: list[int]) -> tuple[list[int], list[float]]:
+        ids, chosen = list(prompt), []
         for _ in range(TOKENS):
             row = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1], -1)
             ids.append(int(row.argmax()))
             chosen.append(float(row[ids[-1]]))
-        return ids[len(PROMPT) :], chosen
+        return ids[len(prompt) :], chosen
 
-    def of_the_owner() -> tuple[list[int], list[float]]:
+    def of_the_owner(prompt: list[int]) -> tuple[list[int], list[float]]:
         parameters = SamplingParams(temperature=0.0, max_tokens=TOKENS, logprobs=0, detokenize=False)
-        (output,) = llm.generate([{"prompt_token_ids": PROMPT}], parameters, use_tqdm=False)
+        (output,) = llm.generate([{"prompt_token_ids": prompt}], parameters, use_tqdm=False)
         tokens = list(output.outputs[0].token_ids)
         rows: Any = output.outputs[0].logprobs
         return tokens, [rows[place][token].logprob for place, token in enumerate(tokens)]
@@ -58,19 +60,23 @@ def main() -> None:
     seen: list[dict[str, Any]] = []
 
     @torch.no_grad()
+    def change(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05 * parameter.std())
+
+    @torch.no_grad()
     def sync_three_times(transport: str) -> None:
-        stale = truth()
+        stale = truth(PROMPT)
         with wl.connect(
             trainer=wl.trainer("torch", model=model),
             rollout=[wl.rollout("vllm", engine=llm)],
             transport=transport,
         ) as lane:
             for version in (1, 2, 3):
-                generator = torch.Generator().manual_seed(len(seen))
-                for parameter in model.parameters():
-                    parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05 * parameter.std())
+                change(len(seen))
                 lane.sync(version=version)
-                expected, given = truth(), of_the_owner()
+                expected, given = truth(PROMPT), of_the_owner(PROMPT)
                 (through_us,) = lane.replicas[0].generate([PROMPT], max_tokens=TOKENS)
                 seen.append(
                     {
@@ -96,13 +102,15 @@ def main() -> None:
 
     for transport in transports:
         sync_three_times(transport)
-    alive = of_the_owner()[0] == truth()[0]  # closing the lane lets go of the engine, not more
+    alive = of_the_owner(PROMPT)[0] == truth(PROMPT)[0]  # closing the lane lets go of the engine, not more
+    prefixes = CachedPrefix(llm, model, change, truth, of_the_owner).distances()
     adapters: dict[str, Any] = {}
     if lora == "on":
         from adapters_of_own_llm import sync_adapters
 
         adapters = sync_adapters(llm, model_folder)
-    Path(answer).write_text(json.dumps({"syncs": seen, "alive": alive, "adapters": adapters}))
+    told = {"syncs": seen, "alive": alive, "prefixes": prefixes, "adapters": adapters}
+    Path(answer).write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
