@@ -96,11 +96,15 @@ def stays(seen: dict[str, Any], method: str) -> None:
     assert seen["owned"] > 0
 
 
-def test_the_drafter_of_the_models_own_checkpoint_is_written_and_any_other_kept(
+def test_the_drafter_of_the_models_own_checkpoint_is_written(engines: Callable[..., dict[str, Any]]) -> None:
+    follows(engines("0.32", "mtp")["mtp"])
+
+
+@pytest.mark.long_run
+def test_a_drafter_of_a_checkpoint_of_its_own_is_kept_until_it_is_sent(
     engines: Callable[..., dict[str, Any]],
 ) -> None:
-    seen = engines("0.32", "mtp", "own")
-    follows(seen["mtp"])
+    seen = engines("0.32", "own")
     stays(seen["own"], "draft_model")
     assert "draft.lm_head.weight: 32768 of its 32768 elements" in seen["own"]["in_part"]
     arrived(seen["own"]["trained"])

@@ -92,13 +92,13 @@ WITH_LORA = (
     Way(2, {**SHARDED, "mode": "full"}),
     Way(2, {**SHARDED, **ADAPTER, "swap": "two_slot"}, phases=("base", "adapter")),
     Way(2, {**SHARDED, "mode": "merged", "learning-rate": 0.05, "transport": "inline"}, phases=("merged",)),
-    Way(1, {"mode": "adapter", "noise": 1, "swap": "paused"}, phases=("base", "adapter")),
+    Way(2, {**SHARDED, **ADAPTER, "swap": "paused"}, phases=("base", "adapter")),
 )
 MORE_WITH_LORA = (
     Way(1, {"mode": "full"}),
     Way(1, {"mode": "adapter", "noise": 1, "swap": "two_slot"}, phases=("base", "adapter")),
     Way(1, {"mode": "merged", "noise": 1}, phases=("merged",)),
-    Way(2, {**SHARDED, **ADAPTER, "swap": "paused"}, phases=("base", "adapter")),
+    Way(1, {"mode": "adapter", "noise": 1, "swap": "paused"}, phases=("base", "adapter")),
 )
 
 

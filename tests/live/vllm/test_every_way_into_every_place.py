@@ -50,7 +50,6 @@ class Engine:
     tensor_parallel: int
     lanes: tuple[tuple[str, str], ...]
     part: str
-    marks: tuple[pytest.MarkDecorator, ...] = (pytest.mark.long_run,)
 
     @property
     def ranks(self) -> int:
@@ -75,17 +74,15 @@ def value(engine: Engine) -> Any:
         for mode, trainer in engine.lanes
     ]
     words = (engine.place.replace(" ", "-"), engine.model, f"tp{engine.tensor_parallel}", engine.part)
-    return pytest.param(engine, id="-".join(words), marks=[*engine.marks, *shown(*ways)])
+    return pytest.param(engine, id="-".join(words), marks=[pytest.mark.long_run, *shown(*ways)])
 
 
 FROM_TORCH, FROM_FSDP = (
     tuple((mode, trainer) for mode in ("full", "two_slot", "merged", "paused"))
     for trainer in ("torch", "fsdp")
 )
-MIXED = (FROM_TORCH[0], FROM_FSDP[1], FROM_TORCH[2], FROM_FSDP[3])
 EVERYWHERE = tuple((place, size) for size in TENSOR_PARALLEL for place in PLACES)
 ENGINES = (
-    Engine("multiprocess LLM", "tiny", 1, MIXED, "mixed", marks=()),
     *(Engine(place, "tiny", size, FROM_TORCH + FROM_FSDP, "all") for place, size in EVERYWHERE),
     # Two for the real model, which takes minutes by each.
     *(Engine(place, "real", size, FROM_TORCH, "torch") for place, size in EVERYWHERE),

@@ -9,16 +9,18 @@ restart) their names say.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 PLACES = ("in-process LLM", "multiprocess LLM", "AsyncLLM", "our front", "OpenAI server")
-"""An engine object of rank 0 (the first three), `python -m weightlane_vllm.server`, or vLLM's own server."""
+"""An engine object of rank 0 (the first three), `python -m weightlane_vllm.server`, or vLLM's own server.
+
+Our front holds a multiprocess `LLM` and drives it by the same calls: in every run it stands for one."""
 MODES = ("full", "merged", "two_slot", "paused")
 """The lane's mode; mode adapter by its swap policy: its first sync brings the base, then the adapter."""
 TRAINERS = ("torch", "fsdp")
@@ -79,7 +81,7 @@ def every_way() -> Iterator[Way]:
         yield Way(*values)
 
 
-def missing_pairs(ways: Iterable[Way]) -> list[str]:
+def missing_pairs(ways: Collection[Way]) -> list[str]:
     """What `PAIRS` asks for and none of `ways` has."""
     values = {
         "place": PLACES,
@@ -89,7 +91,7 @@ def missing_pairs(ways: Iterable[Way]) -> list[str]:
         "tensor_parallel": TENSOR_PARALLEL,
         "version": (NEWEST, OLDER),
     }
-    ways = list(ways)
+    ways = [*ways, *(replace(way, place=PLACES[1]) for way in ways if way.place == PLACES[3])]
     missing = []
     for one, other in PAIRS:
         newest_alone = "version" not in (one, other)
