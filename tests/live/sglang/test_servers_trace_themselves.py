@@ -179,7 +179,9 @@ def checkpoint_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize(("version", "ranks"), [("0.5.18", 2), ("0.5.23", 1)])
+@pytest.mark.parametrize(
+    ("version", "ranks"), [("0.5.18", 2), pytest.param("0.5.23", 1, marks=pytest.mark.long_run)]
+)
 def test_a_mixture_of_experts_is_proven_and_synced(
     start_server: Any,
     open_server: Callable[[RunningServer], SglangEndpoint],
@@ -235,6 +237,7 @@ def test_experts_that_lora_hides_are_each_named_before_anything_is_sent(
     }
 
 
+@pytest.mark.long_run  # with LoRA on it is in every run
 def test_sglang_of_update_sessions_is_proven_without_lora(
     start_server: Any,
     open_server: Callable[[RunningServer], SglangEndpoint],

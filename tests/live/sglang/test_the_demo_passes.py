@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 
-@pytest.mark.long_run  # a server that runs already has the same demo in every run
+@pytest.mark.long_run  # as below
 def test_the_demo_passes_against_an_engine_that_it_starts(sglang_python: Path, tmp_path: Path) -> None:
     document = run_demo_command(
         ["--rollout", "sglang", "--rollout-python", str(sglang_python)], folder=tmp_path, seconds=800
@@ -24,6 +24,7 @@ def test_the_demo_passes_against_an_engine_that_it_starts(sglang_python: Path, t
     assert document["verdict"] == "PASS", document["reasons"]
 
 
+@pytest.mark.long_run  # in every run the demo passes with an adapter, whose base goes first
 def test_the_demo_passes_against_a_server_that_runs_already(
     tiny_server: RunningServer, tiny_folder: Path, tmp_path: Path
 ) -> None:
