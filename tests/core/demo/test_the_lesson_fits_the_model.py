@@ -19,8 +19,9 @@ def test_weights_decide_how_gently_a_checkpoint_is_trained(
     assert lesson_for(tmp_path) is lesson
 
 
-def test_lora_learns_faster_since_it_has_less_to_learn_with() -> None:
+def test_lora_learns_faster_and_from_more_samples_since_it_has_less_to_learn_with() -> None:
     assert lesson_for(None, "adapter") == lesson_for(None, "merged")
+    assert lesson_for(None, "adapter").prompts > TINY_LESSON.prompts
     assert lesson_for(None, "adapter").learning_rate > TINY_LESSON.learning_rate
 
 

@@ -54,8 +54,12 @@ TINY_LESSON = Lesson(learning_rate=0.012, prompts=32)
 REAL_LESSON = Lesson(learning_rate=2e-4, prompts=8)
 """For a larger checkpoint: gentler, and with fewer samples."""
 
-LORA_PACE = 3.0
+LORA_PACE = 4.0
 """How much faster LoRA's few matrices have to learn, to show as much in as many steps."""
+
+LORA_SAMPLES = 3
+"""How many times the prompts LoRA learns from: half of its matrices begin at zero, so its first steps show
+little, and fewer samples than this hide it in their noise (a gain of 0.10 +- 0.03 after four steps)."""
 
 _TINY_BYTES = 20_000_000
 
@@ -69,7 +73,9 @@ def lesson_for(model: Path | None, mode: str = "full") -> Lesson:
     lesson = TINY_LESSON if 0 < weights <= _TINY_BYTES else REAL_LESSON
     if mode == "full":
         return lesson
-    return msgspec.structs.replace(lesson, learning_rate=lesson.learning_rate * LORA_PACE)
+    return msgspec.structs.replace(
+        lesson, learning_rate=lesson.learning_rate * LORA_PACE, prompts=lesson.prompts * LORA_SAMPLES
+    )
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
