@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from proof_words import BATCH_INVARIANT, Words
@@ -14,6 +14,7 @@ from proof_words import BATCH_INVARIANT, Words
 from weightlane.front.client import FrontEndpoint
 from weightlane.front.process import start_front_process
 from weightlane.program import EngineCall
+from weightlane_vllm.launch import FrontStart, front_environment
 
 if TYPE_CHECKING:
     import argparse
@@ -61,10 +62,11 @@ class Ground:
         address = f"unix:{self.scratch}/{name}.sock"
         python = self.options.engine_python
         words = [python, str(HERE / "probed_engine.py"), "--model", str(model), "--address", address]
-        environment = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+        device: Literal["cpu", "gpu"] = "cpu" if self.options.device == "cpu" else "gpu"
+        start = FrontStart(str(model), address, device, self.options.tensor_parallel)
+        environment = dict(front_environment(start))
         words += ["--tensor-parallel-size", str(self.options.tensor_parallel), *more]
         if self.options.device == "cpu":
-            environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "CUDA_VISIBLE_DEVICES": ""}
             words += ["--dtype", "float32"]
         else:
             environment |= {"VLLM_USE_FLASHINFER_SAMPLER": "0"}

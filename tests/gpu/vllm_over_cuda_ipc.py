@@ -89,6 +89,17 @@ def join_ranks(options: argparse.Namespace) -> subprocess.Popen[bytes] | None:
     return other
 
 
+def end_of(other: subprocess.Popen[bytes], *, failed: bool) -> int:
+    """The status of rank 1, which waits for rank 0 for ever where that has failed."""
+    if failed:
+        other.terminate()
+    try:
+        return other.wait(60)
+    except subprocess.TimeoutExpired:
+        other.kill()
+        return other.wait()
+
+
 def end_quietly(number: int, frame: FrameType | None) -> NoReturn:
     """A signal ends the run, and what it has started with it."""
     del frame
@@ -117,7 +128,7 @@ def main() -> int:
     if options.rank:
         return int("errors" in figures)
     if other is not None:
-        figures["rank 1"] = other.wait(60)
+        figures["rank 1"] = end_of(other, failed="errors" in figures)
     (Path(options.out) / "figures.json").write_text(json.dumps(figures, indent=1))
     checks = figures["checks"].values()
     return int(
