@@ -53,8 +53,8 @@ class Engine:
 
     @property
     def ranks(self) -> int:
-        """Those of the trainer. vLLM in rank 0 takes the group that it finds there for its own."""
-        return 1 if self.place == "in-process LLM" else 2
+        """Those of the trainer. A worker of vLLM in rank 0 takes the group that it finds there for its own."""
+        return 1 if self.place == "in-process LLM" and self.tensor_parallel == 1 else 2
 
     def options(self, mode: str, trainer: str) -> dict[str, str | int]:
         """Of the parity program, for one lane."""

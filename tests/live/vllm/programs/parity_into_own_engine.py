@@ -3,8 +3,8 @@
 python parity_into_own_engine.py PLACE MODEL TENSOR_PARALLEL SYNCS LANE...
 
 PLACE is `in-process`, `multiprocess` (both an `LLM`) or `async` (an `AsyncLLM`). Each LANE is one word:
-options of `weightlane.testing.parity`. With `in-process` the engine core runs in rank 0, which is then the
-only one: vLLM takes the process group that it finds there for its own.
+options of `weightlane.testing.parity`. With `in-process` the engine core runs in rank 0, and at TP 1 its
+worker too; rank 0 is then the only one: the worker takes the process group that it finds there for its own.
 """
 
 from __future__ import annotations
