@@ -53,7 +53,7 @@ class Engine:
 
     @property
     def ranks(self) -> int:
-        """Those of the trainer. A worker of vLLM in rank 0 takes the group that it finds there for its own."""
+        """Those of the trainer. A worker of vLLM in rank 0 takes the group it finds there for its own."""
         return 1 if self.place == "in-process LLM" and self.tensor_parallel == 1 else 2
 
     def options(self, mode: str, trainer: str) -> dict[str, str | int]:
