@@ -55,11 +55,13 @@ class Words:
     Args:
         kernels: Those that the engines run; with `BATCH_INVARIANT` log-probs must be equal, to the bit.
         title: The engine's name, for those of checks.
+        runs: Of each side over the one given text.
     """
 
-    def __init__(self, kernels: str, title: str) -> None:
+    def __init__(self, kernels: str, title: str, *, runs: int = SCORED_RUNS) -> None:
         self.exact = kernels == BATCH_INVARIANT
         self.title = title
+        self.runs = runs
 
     def greedy(self, side: Side) -> Said:
         """Continuations of the prompts."""
@@ -72,7 +74,7 @@ class Words:
     def scored(self, *sides: Side) -> list[list[Said]]:
         """Runs over one given text: of each side as many, taken in turn so that time favours none."""
         found: list[list[Said]] = [[] for _ in sides]
-        for number in range(SCORED_RUNS + 1):
+        for number in range(self.runs + 1):
             for (engine, adapter), runs in zip(sides, found, strict=True):
                 asked = {"text": TEXT, "adapter": adapter}
                 answer = engine.call(EngineCall(f"score {json.dumps(asked)}", timeout_seconds=SECONDS))

@@ -26,6 +26,7 @@ from proof_models import (
     save_checkpoint,
     with_adapter,
 )
+from proof_words import GREEDY_RUNS, Words
 from run_spread import differing
 from told_apart import compare
 
@@ -55,7 +56,6 @@ _FOR = {
     "sleeper": ("memory",),
 }
 """Servers, and the modes that need them."""
-_RUNS = 8
 _LEAST = 15.0  # seconds; with less left a mode is not begun
 _GIVEN_UP = 1.5  # a sync is not begun where less time is left than this many of the last one
 
@@ -70,6 +70,8 @@ class SglangProof(Proof):
         options = self.options
         self.figures["not shown"] = {}
         os.environ.setdefault(RUN_FOLDER_VARIABLE, str(self.scratch / "run"))
+        if options.device == "cpu":  # where it takes long, and every run says the same
+            self.words = Words(options.kernels, self.title, runs=GREEDY_RUNS)
         self.servers = Servers(options, self.scratch)
         self.ends.callback(self.servers.close)
         dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
@@ -178,7 +180,7 @@ class SglangProof(Proof):
         ) as lane:
             self.figures["memory"] = [line for line in str(lane.plan()).splitlines() if "releas" in line]
             lane.sync(version=5000)
-            held, words = self.hashes(sleeper), [self.said(sleeper) for _ in range(_RUNS)]
+            held, words = self.hashes(sleeper), [self.said(sleeper) for _ in range(GREEDY_RUNS)]
             awake = self.free_memory()
             lane.sleep()
             asleep = self.free_memory()
@@ -196,7 +198,7 @@ class SglangProof(Proof):
                 self._refused(lane, "awake, and its weights lost")
             lane.sync(version=5001)
             self.same_as_started("memory: after a sleep", self.hashes(sleeper), held)
-            compared = compare([self.said(sleeper) for _ in range(_RUNS)], words)
+            compared = compare([self.said(sleeper) for _ in range(GREEDY_RUNS)], words)
             self.check("memory: log-probs as before the sleep", not compared.told_apart, compared.told())
 
     def _refused(self, lane: Any, when: str) -> None:
