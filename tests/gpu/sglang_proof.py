@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
     from probed_server import ProbedServer
 
-MODES = ("full", "adapter", "merged", "memory", "speed")
+MODES = ("full", "adapter", "merged", "own", "memory", "speed")
 """In the order of their weight, which is that of a run that may be cut short."""
 _PLACES = "4"  # in the LoRA pool: the lane's two, one for no adapter, and one that SGLang reads itself
 _FOR = {
-    "synced": ("full", "merged"),
-    "trained": ("full", "merged"),
+    "synced": ("full", "merged", "own"),
+    "trained": ("full", "merged", "own"),
     "merged": ("merged",),
     "adapted": ("adapter",),
     "adapted_started": ("adapter",),
@@ -213,19 +213,19 @@ class SglangProof(Proof):
     # -- speed ----------------------------------------------------------------------------------------------
 
     def show_speed(self) -> None:
-        """Seconds a sync, counted and not hashed, as often as there is time; and SGLang's own update."""
+        """Seconds a sync, counted and not hashed, as often as each mode's share of the time allows."""
         modes = [mode for mode in ("full", "adapter", "merged") if mode in self.options.modes]
-        if "full" in modes:
-            self.own_updates(self.engine("synced"), self.engine("trained"))
         models = {"full": self.model, "merged": self.wrapped, "adapter": self.wrapped}
         moves = {"full": change, "merged": change_adapter, "adapter": change_adapter}
         for number, mode in enumerate(modes):
             engine = self.engine("adapted" if mode == "adapter" else "synced")
-            self.attempt(
-                f"speed of {mode}", self.counted, engine, mode, models[mode], moves[mode], 6000 + 100 * number
-            )
+            for_others = self.seconds_left() * (1 - 1 / (len(modes) - number))
+            given = (engine, mode, models[mode], moves[mode], 6000 + 100 * number, for_others)
+            self.attempt(f"speed of {mode}", self.counted, *given)
 
-    def counted(self, engine: ProbedServer, mode: Any, model: Any, move: Any, version: int) -> None:
+    def counted(
+        self, engine: ProbedServer, mode: Any, model: Any, move: Any, version: int, for_others: float
+    ) -> None:
         """Two syncs, after which memory is looked at, and ten more of other values; fewer as time goes."""
         with wl.connect(
             trainer=wl.trainer("torch", model=model),
@@ -238,14 +238,14 @@ class SglangProof(Proof):
             self.figures.setdefault("counted", {})[mode] = times = []
             before = nbytes = 0
             for number in range(SYNCS + 2):
-                began = time.monotonic()
                 move(model, 100 + number)
+                began = time.monotonic()
                 nbytes = lane.sync(version=version + number).nbytes
                 took = time.monotonic() - began
                 times.append(round(took, 4))
                 before = self.free_memory() if number == 1 else before
                 self.keep()
-                if took * _GIVEN_UP > self.seconds_left():
+                if took * _GIVEN_UP > self.seconds_left() - for_others:
                     break
             after = self.free_memory()
         self.say(f"counted, {mode}: {times} s for {nbytes} bytes")
@@ -256,8 +256,9 @@ class SglangProof(Proof):
             name = f"{mode}: ten counted syncs leave GPU memory where it was"
             self.check(name, abs(before - after) <= SLACK, told)
 
-    def own_updates(self, synced: ProbedServer, trained: ProbedServer) -> None:
+    def show_own(self) -> None:
         """SGLang's own request, all tensors in one, by CUDA IPC as SGLang's own clients send it."""
+        synced, trained = self.engine("synced"), self.engine("trained")
         change(self.model, 7)
         self._update(synced)
         other, wanted = (self.hashes(engine)[0]["live"] for engine in (synced, trained))
@@ -268,6 +269,8 @@ class SglangProof(Proof):
         self.same_as_started("SGLang's own update", self.hashes(synced), self.hashes(trained))
 
     def _update(self, server: ProbedServer) -> float:
+        if self.options.device == "cuda":
+            torch.cuda.synchronize()  # the server reads what lies there
         began = time.monotonic()
         body = _own_request([(name, item.detach()) for name, item in self.model.named_parameters()])
         server.send(UPDATE_ROUTE, (body,), len(body))
