@@ -112,7 +112,8 @@ class Words:
             compared = compare(ours, theirs)
             told = {**compared.told(), "largest difference": _across(ours, theirs)}
             told["own spread"] = [spread_of(ours), spread_of(theirs)]
-            told["energy beside the smallest control's"] = compared.energy / smallest.energy
+            if smallest.energy:  # else the control is not told apart, and has failed
+                told["energy beside the smallest control's"] = compared.energy / smallest.energy
             passed = told["largest difference"] == 0.0 if self.exact else as_good_as(compared, smallest)
             yield f"log-probs as {name}", passed, told
         if self.exact:  # else batches differ from run to run, and scores over one text say more
