@@ -23,17 +23,9 @@ _SECONDS = 300.0
 
 
 def hashes_in_worker(worker: Any, number: int) -> dict[str, Any]:
-    """Runs inside the worker: xxh3 of every live tensor's bytes, and of what LoRA slot of `number` holds."""
-    import torch
-    import xxhash
+    """Runs inside the worker: hashes of every live tensor, and of what LoRA slot of `number` holds."""
+    from live_tensors import device_memory, live_hashes_of, told
 
-    def told(tensor: torch.Tensor) -> str:
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
-        return f"{tensor.dtype!s} {list(tensor.shape)} {xxhash.xxh3_128_hexdigest(flat.numpy().tobytes())}"
-
-    model = worker.model_runner.get_model()
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    live = {name: told(tensor) for name, tensor in named if tensor.numel()}
     lora: dict[str, str] = {}
     if number:
         manager = worker.model_runner.lora_manager._adapter_manager
@@ -43,14 +35,7 @@ def hashes_in_worker(worker: Any, number: int) -> dict[str, Any]:
                 stacks = getattr(layer, kind, ())
                 for part, stack in enumerate(stacks if isinstance(stacks, (tuple, list)) else (stacks,)):
                     lora[f"{path} {kind} {part}"] = told(stack[index])
-    memory = {}
-    if worker.device.type == "cuda":
-        torch.cuda.synchronize()
-        memory = {
-            "allocated": torch.cuda.memory_allocated(worker.device),
-            "reserved": torch.cuda.memory_reserved(worker.device),
-        }
-    return {"live": live, "lora": lora, "memory": memory}
+    return {"live": live_hashes_of(worker.model_runner.get_model()), "lora": lora, "memory": device_memory()}
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,9 @@ from proof_models import (
     change,
     change_adapter,
     exported_tensors,
+    kept_of,
     make_base,
+    put_back,
     save_checkpoint,
     with_adapter,
 )
@@ -26,10 +29,9 @@ from weightlane.types import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from proof_words import Side
-
-    from weightlane.front.client import FrontEndpoint
+    from proof_words import Engine, Side
 
 SYNCS = 10
 SLACK = 2 << 20  # bytes; what other parts of the driver may round by
@@ -38,7 +40,23 @@ SLACK = 2 << 20  # bytes; what other parts of the driver may round by
 class Proof(Ground):
     """The modes, each in steps that every rank takes; rank 0 alone talks to the engines."""
 
-    def connect(self, model: Any, engine: FrontEndpoint, mode: Any) -> Any:
+    @abstractmethod
+    def rollout(self, engine: Any) -> Any:
+        """What a lane into this engine is given."""
+
+    @abstractmethod
+    def named(self, ref: Any) -> Any:
+        """How a request names a lane's adapter."""
+
+    @abstractmethod
+    def slot(self, named: Any) -> Any:
+        """How `hashes` is asked for what that adapter has in the engine."""
+
+    @abstractmethod
+    def from_folder(self, engine: Any, folder: Path) -> Any:
+        """Has the engine itself read an adapter; how a request names that."""
+
+    def connect(self, model: Any, engine: Any, mode: Any) -> Any:
         self.meet()
         return wl.connect(
             trainer=wl.trainer("torch", model=model),
@@ -47,9 +65,6 @@ class Proof(Ground):
             transport=self.options.transport,
             verify=self.options.verify,
         )
-
-    def rollout(self, engine: FrontEndpoint) -> Any:
-        return [wl.rollout("vllm", url=engine.address)]
 
     def same_as_started(self, name: str, synced: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
         """Every live tensor and every LoRA slot's part, bit for bit."""
@@ -60,8 +75,13 @@ class Proof(Ground):
                 told = {"tensors": count, "differing": [item for found in unlike for item in found][:5]}
                 self.check(f"{name}: {kind} tensors bitwise equal", not any(unlike), told)
 
-    def same_words(self, name: str, synced: FrontEndpoint, other: FrontEndpoint) -> None:
+    def same_words(self, name: str, synced: Engine, other: Engine) -> None:
         self.check(f"{name}: log-probs as a started engine's", *self.words.same(synced, other))
+
+    def other_words(self, name: str, synced: Engine, other: Engine) -> None:
+        """A control: engines with different weights are told apart."""
+        same, told = self.words.same(synced, other)
+        self.check(f"{name}: control, log-probs of the engine as trained are told apart", not same, told)
 
     def judged(
         self, sides: tuple[Side, Side], right: list[list[Said]], wrong: dict[str, list[list[Said]]]
@@ -90,9 +110,9 @@ class Proof(Ground):
 
     # -- the three modes ------------------------------------------------------------------------------------
 
-    def full(self, synced: FrontEndpoint, trained: FrontEndpoint, model: Any) -> None:
+    def full(self, synced: Engine, trained: Engine, model: Any) -> None:
         untouched = self.said(synced)
-        held = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+        held = kept_of(model)
         with self.timed("full: connect"):
             lane = self.connect(model, synced, "full")
         with self.closing("full", lane):
@@ -107,17 +127,17 @@ class Proof(Ground):
             self.same_as_started("full", self.hashes(synced), self.hashes(trained))
             self.same_words("full", synced, trained)
             self.meet()
-            self.ten_syncs("full", lane, model, change, 1)
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    parameter.copy_(held[name])
-            lane.sync(version=1000)
-            self.meet()
-            self.same_as_started("full, after twelve more", self.hashes(synced), self.hashes(trained))
+            self.full_again(lane, synced, trained, model, held)
 
-    def merged(
-        self, synced: FrontEndpoint, trained: FrontEndpoint, merged: FrontEndpoint, wrapped: Any
-    ) -> None:
+    def full_again(self, lane: Any, synced: Any, trained: Any, model: Any, held: Any) -> None:
+        """Other weights for a while, then those of before."""
+        self.ten_syncs("full", lane, model, change, 1)
+        put_back(model, held)
+        lane.sync(version=1000)
+        self.meet()
+        self.same_as_started("full, after twelve more", self.hashes(synced), self.hashes(trained))
+
+    def merged(self, synced: Engine, trained: Engine, merged: Engine, wrapped: Any) -> None:
         lane = self.connect(wrapped, synced, "merged")
         with self.closing("merged", lane):
             with self.timed("merged: first sync"):
@@ -131,19 +151,17 @@ class Proof(Ground):
             ]
             self.check("merged: control, the engine as trained holds other bits", all(others), others)
             self.same_words("merged", synced, merged)
+            self.other_words("merged", synced, trained)
             self.meet()
             self.ten_syncs("merged", lane, wrapped, change_adapter, 2000)
             change_adapter(wrapped, 5)
 
-    def adapter(self, synced: FrontEndpoint, trained: FrontEndpoint, wrapped: Any, folders: Folders) -> None:
-        from weightlane_vllm.lora_request import lora_number, lora_path
-
+    def adapter(self, synced: Engine, trained: Engine, wrapped: Any, folders: Folders) -> None:
         def ours() -> Side:
-            ref = lane.adapter_ref()
-            return synced, [ref.name, lora_number(ref.name), lora_path(ref)]
+            return synced, self.named(lane.adapter_ref())
 
-        from_folder = ["from-folder", 1, str(folders.adapter)]
-        self.said(trained, from_folder)  # vLLM loads it now
+        here, there = (self.from_folder(engine, folders.adapter) for engine in (synced, trained))
+        self.said(trained, there)  # it is in a slot now
         lane = self.connect(wrapped, synced, "adapter")
         with self.closing("adapter", lane):
             with self.timed("adapter: first sync, the base before it"):
@@ -152,26 +170,26 @@ class Proof(Ground):
                 "verified": str(report.replicas[0].verified),
                 "phases": [str(phase) for phase in report.phases],
             }
-            number = lora_number(lane.adapter_ref().name)
-            self.same_as_started("adapter", self.hashes(synced, number), self.hashes(trained, 1))
+            held = self.hashes(synced, self.slot(ours()[1]))
+            self.same_as_started("adapter", held, self.hashes(trained, self.slot(there)))
             without = largest_difference(self.said(trained), self.said(*ours()))
             self.check("adapter: it moves log-probs", without > 1e-2, without)
-            right = self.scored(ours(), (synced, from_folder), (trained, from_folder))
+            right = self.scored(ours(), (synced, here), (trained, there))
             wrong = {}
             for version, (word, spoil) in enumerate(WRONG.items(), 3001):
                 self.meet()
                 change_adapter(wrapped, 5)
                 spoil(wrapped)
                 lane.sync(version=version)
-                wrong[word] = self.scored(ours(), (synced, from_folder))
+                wrong[word] = self.scored(ours(), (synced, here))
             self.meet()
             change_adapter(wrapped, 5)
             lane.sync(version=3010)
-            self.judged((ours(), (trained, from_folder)), right, wrong)
+            self.judged((ours(), (trained, there)), right, wrong)
             self.meet()
             self.ten_syncs("adapter", lane, wrapped, change_adapter, 3000)
 
-    def speed(self, synced: FrontEndpoint, model: Any) -> None:
+    def speed(self, synced: Engine, model: Any) -> None:
         """Figures alone: full weights in large buckets, counted and not hashed."""
         self.meet()
         with wl.connect(
@@ -229,12 +247,10 @@ class Proof(Ground):
             save_checkpoint(folders.trained, model, exported_tensors(model, Phase.FULL))
         synced = self.engine("synced", folders.first)
         trained = self.engine("trained", folders.trained)
-        kept = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+        kept = kept_of(model)
         if "full" in options.modes:
             self.attempt("full", self.full, synced, trained, model)
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    parameter.copy_(kept[name])
+            put_back(model, kept)
             self.attempt("speed", self.speed, synced, model)
         wrapped = with_adapter(model, 5)
         wrapped.save_pretrained(folders.adapter)

@@ -5,30 +5,30 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from proof_words import BATCH_INVARIANT, Words
+from proof_words import Words
 
-from weightlane.front.client import FrontEndpoint
-from weightlane.front.process import start_front_process
 from weightlane.program import EngineCall
-from weightlane_vllm.launch import FrontStart, front_environment
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from proof_words import Side
+    from proof_words import Engine, Side
     from run_spread import Said
 
 HERE = Path(__file__).parent
 START_SECONDS = 400.0
 
 
-class Ground:
-    """The engines, the ranks of the trainer, and what has been seen so far."""
+class Ground(ABC):
+    """The engines, the ranks of the trainer, and what has been seen so far. `title` is the engine's name."""
+
+    title: str
 
     def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
         self.options = options
@@ -36,7 +36,7 @@ class Ground:
         self.figures: dict[str, Any] = {"checks": {}, "seconds": {}, "torch": torch.__version__}
         self.started = time.monotonic()
         self.ends = contextlib.ExitStack()
-        self.words = Words(options.kernels)
+        self.words = Words(options.kernels, self.title)
 
     def keep(self) -> None:
         """Figures so far: a run that is cut short has told something."""
@@ -57,41 +57,16 @@ class Ground:
         self.figures["seconds"][name] = round(time.monotonic() - started, 3)
         self.say(f"{name}: {self.figures['seconds'][name]} s")
 
-    def engine(self, name: str, model: Path, *more: str) -> FrontEndpoint:
-        """Starts one, and keeps it until the end; `more` are arguments of `probed_engine.py`."""
-        address = f"unix:{self.scratch}/{name}.sock"
-        python = self.options.engine_python
-        words = [python, str(HERE / "probed_engine.py"), "--model", str(model), "--address", address]
-        device: Literal["cpu", "gpu"] = "cpu" if self.options.device == "cpu" else "gpu"
-        start = FrontStart(str(model), address, device, self.options.tensor_parallel)
-        environment = dict(front_environment(start))
-        words += ["--tensor-parallel-size", str(self.options.tensor_parallel), *more]
-        if self.options.device == "cpu":
-            words += ["--dtype", "float32"]
-        else:
-            environment |= {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
-            words += ["--dtype", "bfloat16", "--attention-backend", "TRITON_ATTN"]
-            words += ["--gpu-memory-utilization", "0.2"]
-        if self.options.kernels == BATCH_INVARIANT:
-            environment |= {"VLLM_BATCH_INVARIANT": "1"}
-        with self.timed(f"start of engine {name}"):
-            self.ends.enter_context(
-                start_front_process(
-                    words,
-                    address,
-                    log=Path(self.options.out) / f"engine-{name}.log",
-                    ready_timeout_seconds=START_SECONDS,
-                    environment=environment,
-                )
-            )
-        return FrontEndpoint(address, 300.0)
+    @abstractmethod
+    def engine(self, name: str, model: Path, *more: str) -> Engine:
+        """One that runs on this checkpoint and is kept until the end; `more` are arguments for its start."""
 
-    def hashes(self, engine: FrontEndpoint, adapter: int = 0) -> list[dict[str, Any]]:
+    def hashes(self, engine: Engine, adapter: Any = None) -> list[dict[str, Any]]:
         route = f"hashes {json.dumps({'adapter': adapter})}"
         told: list[dict[str, Any]] = json.loads(engine.call(EngineCall(route, timeout_seconds=300.0)))
         return told
 
-    def said(self, engine: FrontEndpoint, adapter: list[Any] | None = None) -> Said:
+    def said(self, engine: Engine, adapter: Any = None) -> Said:
         return self.words.greedy((engine, adapter))
 
     def scored(self, *sides: Side) -> list[list[Said]]:

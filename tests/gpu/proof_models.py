@@ -76,6 +76,18 @@ def change(model: Any, seed: int) -> None:
         )
 
 
+def kept_of(model: Any) -> dict[str, torch.Tensor]:
+    """A copy of every parameter, for `put_back`."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def put_back(model: Any, kept: dict[str, torch.Tensor]) -> None:
+    """Gives every parameter the values that it had."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(kept[name])
+
+
 def with_adapter(model: Any, seed: int) -> Any:
     """The model wrapped by peft, with an adapter on every linear layer that does something."""
     import warnings

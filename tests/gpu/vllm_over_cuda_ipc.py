@@ -13,30 +13,24 @@ free memory where it was. Figures go to OUT/figures.json, whatever happened.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import signal
 import subprocess
 import sys
-import tempfile
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from proof import Proof
 from proof_words import BATCH_INVARIANT
+from run_proof import prove, status_of
 from run_spread import Said
-
-if TYPE_CHECKING:
-    from types import FrameType
+from vllm_proof import VllmProof
 
 MODES = ("full", "merged", "adapter")
 
 
-class Follower(Proof):
+class Follower(VllmProof):
     """Every rank but 0: the same models and lanes, no engine, and nothing to tell."""
 
     def say(self, text: str) -> None: ...
@@ -45,13 +39,15 @@ class Follower(Proof):
 
     def engine(self, name: str, model: Path, *more: str) -> Any: ...
 
-    def hashes(self, engine: Any, adapter: int = 0) -> list[dict[str, Any]]:
+    def hashes(self, engine: Any, adapter: Any = None) -> list[dict[str, Any]]:
         return [{"live": {}, "lora": {}}] * self.options.tensor_parallel
 
-    def said(self, engine: Any, adapter: list[Any] | None = None) -> Said:
+    def said(self, engine: Any, adapter: Any = None) -> Said:
         return Said((), ())
 
     def same_words(self, name: str, synced: Any, other: Any) -> None: ...
+
+    def other_words(self, name: str, synced: Any, other: Any) -> None: ...
 
     def scored(self, *sides: Any) -> list[list[Said]]:
         return []
@@ -59,20 +55,6 @@ class Follower(Proof):
     def judged(self, ours: Any, right: Any, wrong: Any) -> None: ...
 
     def rollout(self, engine: Any) -> None: ...
-
-
-def prove(options: argparse.Namespace, kind: type[Proof]) -> dict[str, Any]:
-    """Runs it all; what was seen."""
-    with tempfile.TemporaryDirectory(prefix="wl-") as scratch:
-        proof = kind(options, Path(scratch))
-        try:
-            with proof.ends:
-                proof.run()
-        except BaseException:  # noqa: BLE001 - figures are wanted whatever happened
-            proof.figures.setdefault("errors", {})["run"] = traceback.format_exc()
-            sys.stderr.write(proof.figures["errors"]["run"])
-        proof.say("done")
-    return proof.figures
 
 
 def join_ranks(options: argparse.Namespace) -> subprocess.Popen[bytes] | None:
@@ -100,12 +82,6 @@ def end_of(other: subprocess.Popen[bytes], *, failed: bool) -> int:
         return other.wait()
 
 
-def end_quietly(number: int, frame: FrameType | None) -> NoReturn:
-    """A signal ends the run, and what it has started with it."""
-    del frame
-    raise SystemExit(128 + number)
-
-
 def main() -> int:
     """0 when every check passed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -121,19 +97,13 @@ def main() -> int:
     parser.add_argument("--rank", type=int, default=0)
     options = parser.parse_args()
     options.expected = options.transport or "cuda_ipc"
-    Path(options.out).mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, end_quietly)
     other = join_ranks(options)
-    figures = prove(options, Follower if options.rank else Proof)
+    figures = prove(options, Follower if options.rank else VllmProof)
     if options.rank:
         return int("errors" in figures)
     if other is not None:
         figures["rank 1"] = end_of(other, failed="errors" in figures)
-    (Path(options.out) / "figures.json").write_text(json.dumps(figures, indent=1))
-    checks = figures["checks"].values()
-    return int(
-        "errors" in figures or bool(figures.get("rank 1")) or not all(item["passed"] for item in checks)
-    )
+    return status_of(options, figures)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +21,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from probed_transfers import FrontSyncClient, asked_reload
-from proof import SLACK, SYNCS, Proof
-from proof_models import change, exported_tensors, make_base, save_checkpoint
+from proof import SLACK, SYNCS
+from proof_models import change, exported_tensors, kept_of, make_base, put_back, save_checkpoint
 from proof_words import BATCH_INVARIANT
+from run_proof import prove, status_of
 from run_spread import differing, largest_difference
-from vllm_over_cuda_ipc import end_quietly, prove
+from vllm_proof import VllmProof
 
 from weightlane.types import Phase
 from weightlane_vllm.transfer_sender import WeightSender
@@ -41,7 +40,7 @@ BUCKET_BYTES = 256 << 20
 BACKEND = ("--weight-transfer", "weightlane")
 
 
-class TransferProof(Proof):
+class TransferProof(VllmProof):
     """One engine that is updated, and one that was started from what it is updated with."""
 
     def run(self) -> None:
@@ -56,7 +55,7 @@ class TransferProof(Proof):
             save_checkpoint(trained, model, exported_tensors(model, Phase.FULL))
         updated = self.engine("updated", first, *BACKEND)
         started = self.engine("started", trained)
-        held = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+        held = kept_of(model)
         self.attempt("updates", self.updates, updated, started, model, held)
         self.attempt("reload", self.reload, updated, started, model, trained)
 
@@ -84,7 +83,7 @@ class TransferProof(Proof):
         change(model, 300)
         self.refused("an update that is cut short", "is not whole", lambda: _cut_short(client))
         self.refused("other bytes", "is not what was sent", lambda: _other_bytes(client, sender))
-        _put_back(model, held)
+        put_back(model, held)
         sender.send()
         self.same_as_started("after refusals", self.hashes(updated), self.hashes(started))
         sender.close()
@@ -164,12 +163,6 @@ def _other_bytes(client: FrontSyncClient, sender: WeightSender) -> None:
         del client.update_weights  # type: ignore[method-assign]  # the class's own shows again
 
 
-@torch.no_grad()
-def _put_back(model: Any, held: dict[str, torch.Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(held[name])
-
-
 def main() -> int:
     """0 when every check passed."""
     parser = argparse.ArgumentParser(
@@ -182,11 +175,8 @@ def main() -> int:
     parser.add_argument("--kernels", default="default", choices=("default", BATCH_INVARIANT))
     parser.set_defaults(tensor_parallel=1)
     options = parser.parse_args()
-    Path(options.out).mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, end_quietly)
     figures = prove(options, TransferProof)
-    (Path(options.out) / "figures.json").write_text(json.dumps(figures, indent=1))
-    return int("errors" in figures or not all(item["passed"] for item in figures["checks"].values()))
+    return status_of(options, figures)
 
 
 if __name__ == "__main__":

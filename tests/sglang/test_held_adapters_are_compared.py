@@ -21,6 +21,8 @@ from weightlane_sglang.adapter_proof import _agreed
 from weightlane_sglang.loader_messages import AskedModule, ReadAdapter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from weightlane_sglang.loader_messages import AdapterHeld
 
 LAYER = "model.layers.0"
@@ -169,6 +171,29 @@ def test_a_pool_that_holds_something_else_is_told(
     found = held(manager, tensors)
     assert found.problems == (f"SGLang's pool holds other values of lora_B of {FUSED}",)
     assert found.bound == (DOWN,)
+
+
+def test_layers_of_older_servers_are_told_the_rank_that_their_pool_has(
+    manager: FakeLoRAManager, tensors: dict[str, torch.Tensor]
+) -> None:
+    manager.fetch_new_loras({"id-1"})
+    manager.memory_pool.tp_rank = 5
+
+    def told(cut: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor, int], torch.Tensor]:
+        def slice_weights(given: torch.Tensor, tp_rank: int) -> torch.Tensor:
+            assert tp_rank == 5
+            return cut(given)
+
+        return slice_weights
+
+    for layer in manager.lora_modules[0].values():
+        layer.slice_lora_a_weights = told(layer.slice_lora_a_weights)
+        layer.slice_lora_b_weights = told(layer.slice_lora_b_weights)
+    found = held(manager, tensors)
+    assert found.problems == ()
+    assert set(found.bound) == set(ROWS)
+    manager.memory_pool.B_buffer["qkv_proj"][0][1, 5, 1] += 1e-3
+    assert held(manager, tensors).bound == (DOWN,)
 
 
 def test_a_layer_that_reads_another_pool_or_is_none_is_told(

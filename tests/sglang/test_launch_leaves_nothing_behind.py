@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import socket
 import stat
 import sys
 import time
@@ -17,6 +18,7 @@ from weightlane.facts import EngineFacts
 from weightlane.types import Mode
 from weightlane_sglang.launch import (
     ServerSettings,
+    _free_port,
     launched_server,
     plan_launch,
     server_arguments,
@@ -83,6 +85,25 @@ def test_the_server_and_its_children_end_with_the_block(
         time.sleep(0.05)
     assert not alive(child)
     assert not alive(server.process_id)
+
+
+def test_a_server_listens_below_the_ports_of_connections_where_10000_above_is_a_port_too(
+    fake_python: Any, tmp_path: Path
+) -> None:
+    settings = ServerSettings(fake_python(FAKE_SERVER), tmp_path, "cpu")
+    with launched_server(settings, log=tmp_path / "log", ready_within_seconds=30) as server:
+        port = int(server.url.rpartition(":")[2])
+    assert 20000 <= port < 32768
+
+
+def test_a_port_that_somebody_listens_on_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = int(taken.getsockname()[1])
+        monkeypatch.setattr("weightlane_sglang.launch._PORTS", range(port, port + 1))
+        with pytest.raises(EngineError, match=f"No port from {port} to {port} is free"):
+            _free_port()
+    assert _free_port() == port
 
 
 def test_a_server_that_fails_to_start_shows_the_end_of_its_log(fake_python: Any, tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ from weightlane_sglang.adapter_targets import PACKED, fused_module
 from weightlane_sglang.loader_messages import AdapterHeld, ReadAdapter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
 
     from weightlane_sglang.loader_messages import AskedModule
 
+_TOLD_RANK = "tp_rank"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -152,13 +153,19 @@ class _Reader:
         if not wrapper.set_lora or not _reads(wrapper, "A_buffer", pool_a, "B_buffer", pool_b):
             problems.append(f"SGLang's layer {fused} does not read its LoRA pool")
         pairs = (
-            ("A", wrapper.slice_lora_a_weights(a), pool_a[self._slot, : self._rank * parts]),
-            ("B", wrapper.slice_lora_b_weights(b), pool_b[self._slot, :, : self._rank]),
+            ("A", self._sliced(wrapper.slice_lora_a_weights, a), pool_a[self._slot, : self._rank * parts]),
+            ("B", self._sliced(wrapper.slice_lora_b_weights, b), pool_b[self._slot, :, : self._rank]),
         )
         for side, wanted, live in pairs:
             if not torch.equal(wanted.to(device=live.device, dtype=live.dtype), live):
                 problems.append(f"SGLang's pool holds other values of lora_{side} of {fused}")
         return problems
+
+    def _sliced(self, slice_weights: Callable[..., Tensor], matrix: Tensor) -> Tensor:
+        """This rank's part, cut by SGLang's layer: in 0.5.12 its pool tells it the rank."""
+        if _TOLD_RANK in inspect.signature(slice_weights).parameters:
+            return slice_weights(matrix, int(self._pool.tp_rank))
+        return slice_weights(matrix)
 
 
 def _reads(layer: Any, name_a: str, pool_a: Tensor, name_b: str, pool_b: Tensor) -> bool:

@@ -6,12 +6,13 @@ The server runs in an environment of its own, which holds SGLang; this process n
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -37,6 +38,9 @@ Device: TypeAlias = Literal["cpu", "gpu"]
 _LOOPBACK = "127.0.0.1"
 _PROPOSED_ADDRESS = f"http://{_LOOPBACK}:30000"
 _LAST_LOG_LINES = 25
+_PORTS = range(20000, 32768)
+"""Below those of outgoing connections, one of which could take it before the server does. SGLang 0.5.12 also
+dies at its start where the port 10000 above its own is none (its gRPC port, used or not)."""
 _POLL_SECONDS = 0.25
 _END_SECONDS = 5.0
 
@@ -301,9 +305,12 @@ def _open_log(log: Path | None) -> tuple[int, Path]:
 
 
 def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((_LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+    """One of `_PORTS` that nobody listens on, by chance: servers that start at once get different ones."""
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
+            probe.bind((_LOOPBACK, port))
+            return port
+    raise EngineError(f"No port from {_PORTS.start} to {_PORTS.stop - 1} is free on {_LOOPBACK}.")
 
 
 def _core_shares(cores: int, shares: int) -> Iterator[str]:

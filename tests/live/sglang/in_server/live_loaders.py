@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 def checksums(model: Any, named_tensors: Any) -> None:
     """Per parameter and buffer: which object it is, where it lies, and a hash of all its bytes."""
-    _answer(named_tensors, lambda _: _checksums(model))
+    answer(named_tensors, lambda _: _checksums(model))
 
 
 def oracle(model: Any, named_tensors: Any) -> None:
     """Traces a load, then loads real tensors that carry element numbers, and tells where the two differ."""
-    _answer(named_tensors, lambda message: _differences(model, message))
+    answer(named_tensors, lambda message: _differences(model, message))
 
 
 def change_one(model: Any, named_tensors: Any) -> None:
     """`RANK NAME`: on that rank, the first element of the tensor becomes another. Answers with the rank."""
-    _answer(named_tensors, lambda message: _change_one(model, *message.decode().split()))
+    answer(named_tensors, lambda message: _change_one(model, *message.decode().split()))
 
 
 def _change_one(model: Any, rank: str, name: str) -> int:
@@ -66,13 +66,14 @@ def _differences(model: Any, message: bytes) -> list[str]:
     return [str(item) for item in compare_with_oracle(receiver_of(model), table)]
 
 
-def _answer(named_tensors: Any, work: Callable[[bytes], Any]) -> None:
+def answer(named_tensors: Any, work: Callable[[bytes], Any]) -> None:
+    """Does the work on the request's message, and writes what it gives as JSON, in this rank's file."""
     from weightlane_sglang.run_folder import write_answer
     from weightlane_sglang.tracing import tensor_parallel_rank
 
     ((token, tensor),) = named_tensors
     try:
-        found = work(tensor.numpy().tobytes())
+        found = work(tensor.cpu().numpy().tobytes())  # on a GPU it has been moved there
     except Exception:  # noqa: BLE001 - one that got out would end the server
         found = {"error": traceback.format_exc()}
     write_answer(token, tensor_parallel_rank(), json.dumps(found).encode())
