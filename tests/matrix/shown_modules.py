@@ -1,0 +1,68 @@
+"""Which modules a kept result of `nox -s matrix` shows, and what of them it is tied to.
+
+They are those that make the bytes that a server of SGLang is sent, and those that read what it tells; not the
+launch, the lane or the trace, which other sessions run in every CI. A digest is of a module's code: comments,
+docstrings and layout change nothing that a server could see, and change no digest.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+RENEWED_BY = "nox -s matrix"
+RESULT = "benchmarks/results/sglang_versions.json"
+_SGLANG = "plugins/sglang/src/weightlane_sglang"
+SHOWN_BY_THE_MATRIX = tuple(
+    f"{_SGLANG}/{name}.py"
+    for name in (
+        "adapter_contract",
+        "adapter_held",
+        "adapter_program",
+        "contract",
+        "generation",
+        "lifecycle",
+        "payload",
+        "probes",
+        "requests",
+        "session_program",
+        "spelling",
+        "unread_replies",
+        "untimed_flush",
+    )
+)
+
+
+def digests(modules: Iterable[str], root: Path) -> dict[str, str]:
+    """By path below `root`: sixteen hex digits of what each module does."""
+    return {module: code_digest((root / module).read_text(encoding="utf-8")) for module in modules}
+
+
+def code_digest(source: str) -> str:
+    """The same for sources that differ in comments, docstrings and layout alone."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            # Strings that stand alone: docstrings, and what is said below a constant.
+            said = [item for item in node.body if not _is_said(item)]
+            node.body = said or [ast.Pass()]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+
+
+def _is_said(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def stale(kept: Mapping[str, str], root: Path) -> list[str]:
+    """Modules that are others than when the result was made; also those that came or went."""
+    now = digests(SHOWN_BY_THE_MATRIX, root)
+    return sorted(name for name in {*kept, *now} if kept.get(name) != now.get(name))
