@@ -20,8 +20,8 @@ from shown_modules import RESULT
 def matrix(session: nox.Session) -> None:
     """SGLang of other versions: live ones, and the requests of every version in which a shape changes.
 
-    What passed is written to the result, from which the site makes its table; a run of some of the tests
-    alone (`-- -k two_slot`) writes none. A test of every CI fails once the code that was shown is another.
+    What passed is written to the result, from which the site makes its table; where the code is the same, a
+    run of some tests alone (`-- -k 0.5.16`) adds to it. A test of every CI fails once that code is another.
     """
     with sglang_python(session) as python, other_sglangs(session, python) as versions:
         options = (

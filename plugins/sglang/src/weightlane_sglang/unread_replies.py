@@ -57,7 +57,7 @@ def read_server_info(channel: HttpChannel, *, timeout_seconds: float) -> bytes:
         except EngineError as error:
             raise EngineError(
                 f"SGLang at {channel.url} tells nothing of itself: {error.what}",
-                "Before 0.5.10 it does so only after it generated something, and it gave no token when asked.",
+                "Before 0.5.10 it does so only after it generated something, and it gave no token now.",
                 "Start it without --skip-server-warmup.",
             ) from error
     return one_of(channel, SERVER_INFO_ROUTES, max(1.0, _left(deadline)))

@@ -1,4 +1,4 @@
-"""What `nox -s matrix` showed, as it is kept: written where every test of the run passed."""
+"""What `nox -s matrix` showed, as it is kept: written at the end of a run in which every test passed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any
 
-from other_versions import EVERY_VERSION, LIVE_VERSIONS
+from other_versions import EVERY_VERSION
 from shown_modules import SHOWN_BY_THE_MATRIX, digests
 
 if TYPE_CHECKING:
@@ -53,17 +53,35 @@ class MatrixResult:
             }
         )
 
-    def is_whole(self) -> bool:
-        """Whether every version was asked about all that there is to be shown of it."""
-        asked = all(self.of(version).requests for version in EVERY_VERSION)
-        return asked and all(self.of(version).restart_noticed for version in LIVE_VERSIONS)
-
     def write(self, file: Path, root: Path) -> None:
-        """JSON with a digest of every module that it shows, by its path below `root`."""
+        """JSON with a digest of every module that it shows, by its path below `root`.
+
+        What the file holds of the same code stays, where this run showed nothing of it.
+        """
+        modules = digests(SHOWN_BY_THE_MATRIX, root)
+        kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        before = kept["versions"] if kept.get("modules") == modules else {}
+        versions = {
+            version: asdict(_merged(OfOneVersion(**before.get(version, {})), self.of(version)))
+            for version in EVERY_VERSION
+        }
         found = {
             "python": platform.python_version(),
             "torch": version_of("torch"),
-            "versions": {version: asdict(item) for version, item in self._found.items()},
-            "modules": digests(SHOWN_BY_THE_MATRIX, root),
+            "versions": versions,
+            "modules": modules,
         }
         file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _merged(before: OfOneVersion, now: OfOneVersion) -> OfOneVersion:
+    ways = {row["way"]: row for row in (*before.live, *now.live)}
+    asked = now if now.requests else before
+    return OfOneVersion(
+        era=asked.era,
+        requests=asked.requests,
+        adapter_config=asked.adapter_config,
+        live=[ways[way] for way in sorted(ways)],
+        restart_noticed=before.restart_noticed or now.restart_noticed,
+        adapters_refused=before.adapters_refused or now.adapters_refused,
+    )

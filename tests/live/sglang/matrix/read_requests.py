@@ -68,7 +68,15 @@ def accepted(wire: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
+def stand_in_for_what_torch_lost() -> None:
+    """SGLang before 0.5.4 asks at its import, by a name that torch 2.13 has no more, what this CPU can do."""
+    cpu = torch._C._cpu
+    if not hasattr(cpu, "_is_amx_tile_supported"):
+        cpu._is_amx_tile_supported = lambda: False
+
+
 def main() -> None:
+    stand_in_for_what_torch_lost()
     asked = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     structs = importlib.import_module("sglang.srt.managers.io_struct")
     unpickle = importlib.import_module("sglang.srt.utils").MultiprocessingSerializer.deserialize
