@@ -1,8 +1,9 @@
 """Which modules a kept result of `nox -s matrix` shows, and what of them it is tied to.
 
 They are those that make the bytes that a server of SGLang is sent, and those that read what it tells; not the
-launch, the lane or the trace, which other sessions run in every CI. A digest is of a module's code: comments,
-docstrings and layout change nothing that a server could see, and change no digest.
+launch, the lane or the trace, which other sessions run in every CI. A digest is of what a server could notice of
+a module: comments, docstrings, layout and sentences for people (texts with a space in them, which no route, field
+or name has) change none.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ def digests(modules: Iterable[str], root: Path) -> dict[str, str]:
 
 
 def code_digest(source: str) -> str:
-    """The same for sources that differ in comments, docstrings and layout alone."""
+    """The same for sources that differ in comments, docstrings, layout and sentences alone."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             # Strings that stand alone: docstrings, and what is said below a constant.
-            said = [item for item in node.body if not _is_said(item)]
-            node.body = said or [ast.Pass()]
+            node.body = [item for item in node.body if not _is_said(item)] or [ast.Pass()]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            node.value = " "
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
