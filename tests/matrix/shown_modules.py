@@ -1,9 +1,9 @@
 """Which modules a kept result of `nox -s matrix` shows, and what of them it is tied to.
 
 They are those that make the bytes that a server of SGLang is sent, and those that read what it tells; not the
-launch, the lane or the trace, which other sessions run in every CI. A digest is of what a server could notice of
-a module: comments, docstrings, layout and sentences for people (texts with a space in them, which no route, field
-or name has) change none.
+launch, the lane or the trace, which other sessions run in every CI. A digest is of what a server could notice
+of a module: comments, docstrings, layout and sentences for people (texts with a space in them, which no route,
+field or name has) change none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,17 @@ def code_digest(source: str) -> str:
             node.body = [item for item in node.body if not _is_said(item)] or [ast.Pass()]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             node.value = " "
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    return hashlib.sha256(_told(tree).encode()).hexdigest()[:16]
+
+
+def _told(value: object) -> str:
+    """A tree in words, the same under every Python: `ast.dump` tells empty fields that only some have."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_told, value))}]"
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = (f"{name}={_told(held)}" for name, held in ast.iter_fields(value) if held not in (None, []))
+    return f"{type(value).__name__}({','.join(fields)})"
 
 
 def _is_said(node: ast.stmt) -> bool:
