@@ -2,7 +2,7 @@
 
 They are those that make the bytes that a server of SGLang is sent, and those that read what it tells; not the
 launch, the lane or the trace, which other sessions run in every CI. A digest is of what a server could notice
-of a module: comments, docstrings, layout and sentences for people (texts with a space in them, which no route,
+of a module: comments, docstrings, layout and sentences for people (texts with a space in them, as no route,
 field or name has) change none.
 """
 
