@@ -78,7 +78,7 @@ def _version_row(version: str, shown: dict[str, Any]) -> tuple[str, ...]:
         version,
         literal(shown["era"]),
         "\n".join(f"| {literal(name)}" for name in shown["requests"]),
-        "taken by `LoRAConfig`" if shown["adapter_config"] else "\u2013",
+        f"taken by {literal('LoRAConfig')}" if shown["adapter_config"] else "\u2013",
         "\n".join(ways) or "\u2013",
     )
 
