@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from command_reference import command_pages  # noqa: E402
-from measured_tables import export_table, gpu_table, tracing_table  # noqa: E402
+from measured_tables import export_table, gpu_table, tracing_table, versions_table  # noqa: E402
 from selection_words import SCENES  # noqa: E402
 from sphinx.ext.napoleon import GoogleDocstring  # noqa: E402
 from support_matrix import installed_registry, matrix_page, matrix_rows  # noqa: E402
@@ -56,6 +56,7 @@ _generated = {
     "export_costs.rst": export_table(),
     "gpu_costs.rst": gpu_table(),
     "tracing_costs.rst": tracing_table(),
+    "sglang_versions.rst": versions_table(),
     "command_reference.rst": command_pages(commands, "weightlane"),
     **{f"selection-{name}.txt": scene.words() for name, scene in SCENES.items()},
 }

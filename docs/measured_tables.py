@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rst_tables import list_table
+from rst_tables import list_table, literal
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -53,6 +53,33 @@ def gpu_table() -> str:
     head = ("Mode", "`verify`", "Sent, MB", "Seconds", "of which loading", "Machine")
     return list_table(
         head, [_gpu_row(run, syncs) for run in _read("cuda_ipc.json") for syncs in run["syncs"]]
+    )
+
+
+def versions_table() -> str:
+    """What `nox -s matrix` showed: one row a version of SGLang that no other session has."""
+    found = _read("sglang_versions.json")
+    head = ("SGLang", "Era", "Read as sent by its own classes", "Adapter's configuration", "Synced live")
+    return list_table(
+        head, [_version_row(version, shown) for version, shown in found["versions"].items()], css_class="wide"
+    )
+
+
+def _version_row(version: str, shown: dict[str, Any]) -> tuple[str, ...]:
+    ways = [
+        f"| {way['way']}: {way['syncs']} syncs, log-probs within {way['largest_difference']:.1e}"
+        for way in shown["live"]
+    ]
+    if shown["adapters_refused"]:
+        ways.append("| mode adapter: refused by name")
+    if shown["restart_noticed"]:
+        ways.append("| a server started anew: noticed")
+    return (
+        version,
+        literal(shown["era"]),
+        "\n".join(f"| {literal(name)}" for name in shown["requests"]),
+        f"taken by {literal('LoRAConfig')}" if shown["adapter_config"] else "\u2013",
+        "\n".join(ways) or "\u2013",
     )
 
 

@@ -34,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="folder with SGLang 0.5.23, to go before that environment",
     )
     group.addoption(
+        "--sglang-versions",
+        metavar="DIR",
+        help="folder with other SGLang versions, to go before that environment one at a time (nox -s matrix)",
+    )
+    group.addoption("--matrix-result", metavar="FILE", help="where what those showed is written")
+    group.addoption(
         "--syncs",
         type=int,
         default=2,

@@ -63,6 +63,31 @@ def test_each_mode_on_a_gpu_is_a_row_with_the_middle_and_both_ends(
     assert "2 x a GPU, vLLM 7.7, torch 9.9" in told
 
 
+def test_each_version_of_the_matrix_is_a_row_with_what_was_shown_of_it(
+    script: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = script("measured_tables")
+    way = {"way": "merged", "syncs": 3, "largest_difference": 1.2e-6, "smallest_move": 0.2}
+    shown = {"era": "an-era", "requests": ["OneReqInput"], "adapter_config": True, "live": [way]}
+    live = {**shown, "restart_noticed": True, "adapters_refused": True}
+    quiet = {
+        **shown,
+        "adapter_config": False,
+        "live": [],
+        "restart_noticed": False,
+        "adapters_refused": False,
+    }
+    (tmp_path / "sglang_versions.json").write_text(json.dumps({"versions": {"9.9.1": live, "9.9.2": quiet}}))
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    first, second = measured.versions_table().split("   * - 9.9.")[1:]
+    for words in ("merged: 3 syncs, log-probs within 1.2e-06", "refused by name", "noticed", "``an-era``"):
+        assert words in first
+    assert "taken by" in first
+    assert "``OneReqInput``" in second
+    assert "syncs" not in second
+    assert "taken by" not in second
+
+
 def test_the_results_that_are_kept_make_tables(script: Callable[[str], ModuleType]) -> None:
     measured = script("measured_tables")
     assert "NVIDIA H200" in measured.export_table()

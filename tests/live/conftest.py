@@ -14,10 +14,14 @@ EVERY_RUN = 2
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves what is marked `long_run` to long runs: the same over another engine is in every one."""
-    if config.getoption("--syncs") > EVERY_RUN:
-        return
-    later = [item for item in items if item.get_closest_marker("long_run")]
+    """Leaves what is marked `long_run` to long runs: the same over another engine is in every one.
+
+    What is marked `matrix` is left to runs that are given the versions it is about.
+    """
+    left = set() if config.getoption("--syncs") > EVERY_RUN else {"long_run"}
+    if not config.getoption("--sglang-versions"):
+        left.add("matrix")
+    later = [item for item in items if any(item.get_closest_marker(mark) for mark in left)]
     if later:
         config.hook.pytest_deselected(items=later)
         items[:] = [item for item in items if item not in later]

@@ -1,6 +1,6 @@
 """Lets an SGLang server import and run on a machine without a GPU, for our tests only.
 
-Nothing here is part of weightlane or runs in its processes. `noxfile.py` copies this file into the
+Nothing here is part of weightlane or runs in its processes. `nox_engines.py` copies this file into the
 site-packages of the SGLang environment beside a `.pth` line `import sglang_on_cpu`, so that every
 process of the server has it. With native attention and native LoRA the server never calls the CUDA
 kernels; it only imports them. Three things stand in the way of that:

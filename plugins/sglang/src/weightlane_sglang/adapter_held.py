@@ -162,7 +162,7 @@ class _Reader:
         return problems
 
     def _sliced(self, slice_weights: Callable[..., Tensor], matrix: Tensor) -> Tensor:
-        """This rank's part, cut by SGLang's layer: in 0.5.12 its pool tells it the rank."""
+        """This rank's part, cut by SGLang's layer: before 0.5.17 its pool tells it the rank."""
         if _TOLD_RANK in inspect.signature(slice_weights).parameters:
             return slice_weights(matrix, int(self._pool.tp_rank))
         return slice_weights(matrix)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 QUOTED_CHARACTERS = 2000
 NOT_FOUND = "with status 404"
 """In the error about a route that the server does not have."""
+_LATE = "did not answer"
 _CONNECT_SECONDS = 10.0
 _ALIVE_SECONDS = 3.0
 _LARGEST_ANSWER = 256 << 20
@@ -153,7 +154,7 @@ class HttpChannel:
         )
 
     def _late(self, request: str, timeout_seconds: float) -> EngineError:
-        what = f"SGLang at {self.url} did not answer {request} within {timeout_seconds:.0f} s"
+        what = f"SGLang at {self.url} {_LATE} {request} within {timeout_seconds:.0f} s"
         try:
             self._client.get(self.url + MODEL_INFO_ROUTE, timeout=_ALIVE_SECONDS)
         except (httpx.TransportError, RuntimeError):
@@ -185,6 +186,11 @@ def quoted(answer: bytes) -> str:
     """The server's words, at most 2000 characters of them."""
     text = answer[: 4 * QUOTED_CHARACTERS].decode("utf-8", "replace")[:QUOTED_CHARACTERS].strip()
     return text or "(an empty answer)"
+
+
+def is_late(error: EngineError) -> bool:
+    """Whether the server took a request and gave no answer in time."""
+    return _LATE in error.what
 
 
 def failed(answer: bytes) -> bool:

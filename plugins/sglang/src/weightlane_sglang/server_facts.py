@@ -19,8 +19,9 @@ from weightlane_sglang.contract import (
     SERVER_INFO_ROUTE,
     SERVER_INFO_ROUTES,
 )
-from weightlane_sglang.http_channel import NOT_FOUND, HttpChannel, quoted
+from weightlane_sglang.http_channel import HttpChannel, quoted
 from weightlane_sglang.openapi import read_openapi
+from weightlane_sglang.unread_replies import one_of, read_server_info
 
 STARTUP_TIMES = "server_info.startup_time"
 """Whether the server tells how long its start took, as an attribute of facts: see `read_incarnation`."""
@@ -59,7 +60,7 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
                 "It is no SGLang server.",
                 f"Routes found: {', '.join(routes[:40]) or 'none'}.",
             )
-    answer = _one_of(channel, SERVER_INFO_ROUTES, timeout_seconds)
+    answer = read_server_info(channel, timeout_seconds=timeout_seconds)
     info = decoded(answer, ServerInfo, SERVER_INFO_ROUTE)
     model = read_model_info(channel, timeout_seconds=timeout_seconds)
     arguments = _decode_arguments(answer)
@@ -83,7 +84,7 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
 
 def read_model_info(channel: HttpChannel, *, timeout_seconds: float) -> ModelInfo:
     """The model that the server answers with now, and its weight version."""
-    answer = _one_of(channel, MODEL_INFO_ROUTES, timeout_seconds)
+    answer = one_of(channel, MODEL_INFO_ROUTES, timeout_seconds)
     return decoded(answer, ModelInfo, MODEL_INFO_ROUTE)
 
 
@@ -94,7 +95,7 @@ def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
     fixed at start and differ from start to start. Before 0.5.17 there is the seed alone, which is drawn at
     each start unless its user gives one.
     """
-    answer = _one_of(channel, SERVER_INFO_ROUTES, timeout_seconds)
+    answer = read_server_info(channel, timeout_seconds=timeout_seconds)
     info = decoded(answer, ServerInfo, SERVER_INFO_ROUTE)
     if not info.startup_time and info.random_seed is None:
         raise EngineError(
@@ -104,18 +105,6 @@ def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
         )
     identity = msgspec.json.encode((info.version, info.random_seed, info.startup_time), order="sorted")
     return hashlib.sha256(identity).hexdigest()[:16]
-
-
-def _one_of(channel: HttpChannel, routes: tuple[str, ...], timeout_seconds: float) -> bytes:
-    """The answer of the newest of these routes that the server has."""
-    *newer, oldest = routes
-    for route in newer:
-        try:
-            return channel.get(route, timeout_seconds=timeout_seconds)
-        except EngineError as error:
-            if NOT_FOUND not in error.what:
-                raise
-    return channel.get(oldest, timeout_seconds=timeout_seconds)
 
 
 def version_number(weight_version: str | None) -> int | None:
