@@ -14,7 +14,7 @@ from weightlane.contexts import EndpointContext, RolloutTarget
 from weightlane.errors import EngineDeadError, EngineError
 from weightlane.program import EngineCall, RequestMove
 from weightlane_sglang import plugin
-from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.endpoint import SglangEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
