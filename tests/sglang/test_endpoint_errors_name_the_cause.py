@@ -141,11 +141,6 @@ def test_an_address_that_is_no_url_is_refused(address: str) -> None:
         SglangEndpoint(RolloutTarget("sglang", address=address), timeout_seconds=5)
 
 
-def test_an_engine_object_is_refused_since_only_requests_are_spoken() -> None:
-    with pytest.raises(EngineError, match="engine object"):
-        SglangEndpoint(RolloutTarget("sglang", handle=object()), timeout_seconds=5)
-
-
 def test_a_redirect_is_not_followed(fake_server: Any, endpoint: SglangEndpoint, answer: Any) -> None:
     fake_server.answers["/flush_cache"] = answer({}, status=307)
     with pytest.raises(EngineError, match="307"):

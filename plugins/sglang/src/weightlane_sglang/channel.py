@@ -1,4 +1,4 @@
-"""What a channel to SGLang is: HTTP to a server, or calls on an `Engine` of this process. Both take routes."""
+"""A channel to SGLang: HTTP to a server, or calls on an `Engine` of this process, by the same routes."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class EngineChannel:
         )
 
     def _current_loop(self) -> asyncio.AbstractEventLoop:
-        """The one on which SGLang reads answers; before its first request, the one that its calls would use."""
+        """The one on which SGLang reads answers; before its first request, the one that it would use."""
         loop: asyncio.AbstractEventLoop = (
             getattr(self._engine.tokenizer_manager, "event_loop", None) or self._engine.loop
         )
@@ -169,8 +169,9 @@ def require_engine(engine: Any) -> None:
     """Raises EngineError for what is no `sgl.Engine` that takes requests about weights."""
     missing = [name for name in _ENGINE_HAS if not hasattr(engine, name)]
     if missing:
+        kind = type(engine)
         raise EngineError(
-            f"rollout('sglang', engine=...) was given a {type(engine).__module__}.{type(engine).__qualname__}.",
+            f"rollout('sglang', engine=...) was given a {kind.__module__}.{kind.__qualname__}.",
             f"An Engine of SGLang is driven, and this has no {', '.join(missing)}.",
             "Pass such an object, or url=... of a server.",
         )
@@ -178,7 +179,7 @@ def require_engine(engine: Any) -> None:
     if not hasattr(manager, "update_weights_from_tensor"):
         raise EngineError(
             f"The SGLang Engine has a {type(manager).__name__}, which takes no requests about weights.",
-            "It was started with several tokenizer workers, or it is not the first node's, or it is shut down.",
+            "It was started with several tokenizer workers, or it is not the first node's.",
             "Make it with tokenizer_worker_num=1, and pass the first node's.",
         )
 

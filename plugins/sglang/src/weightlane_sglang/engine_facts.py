@@ -25,7 +25,7 @@ def server_info(manager: Any, version: str) -> dict[str, Any]:
 
 
 def model_info(manager: Any) -> dict[str, Any]:
-    """The model that is served now, and the weight version, which lies in the arguments before 0.5.17 or so."""
+    """The model that is served now, and the weight version: in older ones it lies in the arguments."""
     config = manager.model_config
     if hasattr(manager, "config_value"):
         weight_version = manager.config_value("weight_version")

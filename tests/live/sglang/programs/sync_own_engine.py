@@ -22,8 +22,8 @@ TOKENS = 8
 
 def main() -> None:
     model, answer, arguments, *modes = sys.argv[1:]
-    # Before SGLang: where it runs on a CPU, torch's factories are wrapped for it, and transformers then leaves
-    # the rotary frequencies of a model unset.
+    # Before SGLang: where it runs on a CPU, our tests wrap torch's factories for it, and transformers then
+    # leaves the rotary frequencies of a model unset.
     trainers = {mode: WAYS[mode].trainer(model) for mode in modes}
     import sglang
     from sglang.srt.server_args import prepare_server_args
