@@ -113,7 +113,7 @@ class Way:
 WAYS = {
     "full": Way(_policy, {}),
     "collective": Way(_policy, {"transport": "collective"}),
-    "release": Way(_policy, {"release": ("kv_cache", "weights")}),
+    "release": Way(_policy, {"release": ("kv_cache",)}),
     "merged": Way(_adapted, {"mode": "merged"}),
     "two_slot": Way(_adapted, {"mode": "adapter", "swap": "two_slot"}),
     "paused": Way(_adapted, {"mode": "adapter", "swap": "paused"}),
