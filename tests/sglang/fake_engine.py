@@ -170,7 +170,11 @@ class FakeEngine:
         async def generated() -> str:
             return "text"
 
-        return self.loop.run_until_complete(generated())
+        coroutine = generated()
+        try:
+            return self.loop.run_until_complete(coroutine)
+        finally:
+            coroutine.close()
 
     def shutdown(self) -> None:
         """Ends what is left on the loop, and closes it."""

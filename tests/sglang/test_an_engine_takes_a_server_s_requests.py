@@ -21,6 +21,7 @@ from weightlane.contexts import FactsContext, RolloutTarget
 from weightlane.errors import EngineDeadError, EngineError
 from weightlane_sglang import plugin
 from weightlane_sglang.adapter_contract import LOAD_ROUTE, MODELS_ROUTE, UNLOAD_ROUTE
+from weightlane_sglang.beside import Beside
 from weightlane_sglang.contract import (
     CONTINUE_ROUTE,
     GENERATE_ROUTE,
@@ -213,6 +214,20 @@ def test_an_unload_that_waits_leaves_the_loop_to_its_owner(
     released.set()
     with pytest.raises(EngineError, match="default@1 does not exist"):
         pending.wait(5)
+
+
+def test_were_it_waited_for_beside_the_owner_s_call_would_be_refused(
+    engine: FakeEngine, channel: EngineChannel
+) -> None:
+    released = asyncio.Event()
+    engine.tokenizer_manager.before = released.wait
+    waiting = Beside(lambda: update(channel))
+    while not engine.loop.is_running():
+        time.sleep(0.01)
+    with pytest.raises(RuntimeError, match="already running"):
+        engine.generate()
+    engine.loop.call_soon_threadsafe(released.set)
+    assert waiting.wait(5)
 
 
 def test_a_call_on_a_closed_loop_is_told(channel: EngineChannel, engine: FakeEngine) -> None:
