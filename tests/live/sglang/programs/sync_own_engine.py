@@ -22,6 +22,9 @@ TOKENS = 8
 
 def main() -> None:
     model, answer, arguments, *modes = sys.argv[1:]
+    import torch
+
+    torch.set_num_threads(1)  # spinning threads of ours would take the schedulers' cores
     # Before SGLang: where it runs on a CPU, our tests wrap torch's factories for it, and transformers then
     # leaves the rotary frequencies of a model unset.
     trainers = {mode: WAYS[mode].trainer(model) for mode in modes}
@@ -60,7 +63,7 @@ def three_syncs(engine: Any, trainer: Any, options: dict[str, Any]) -> list[dict
     with wl.connect(
         trainer=wl.trainer("torch", model=trainer.model),
         rollout=[wl.rollout("sglang", engine=engine)],
-        bucket_bytes=8 << 10,  # many buckets
+        bucket_bytes=32 << 10,  # several buckets
         **options,
     ) as lane:
         planned = lane.plan().replicas[0]
