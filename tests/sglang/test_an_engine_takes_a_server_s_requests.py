@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import pickle
 import subprocess
 import sys
@@ -143,7 +144,9 @@ def test_facts_and_era_come_from_the_object(engine: FakeEngine) -> None:
     assert type(probe_untimed_flush(facts)).__name__ == "NotViable"
 
 
-def test_refusals_carry_sglang_s_words(engine: FakeEngine, channel: EngineChannel) -> None:
+def test_refusals_carry_sglang_s_words_and_leave_no_noise(engine: FakeEngine, channel: EngineChannel) -> None:
+    told: list[object] = []
+    engine.loop.set_exception_handler(lambda _, context: told.append(context))
     engine.tokenizer_manager.answer = (False, "must run between begin_weight_update() and end")
     with pytest.raises(EngineError, match="must run between") as caught:
         update(channel)
@@ -152,6 +155,8 @@ def test_refusals_carry_sglang_s_words(engine: FakeEngine, channel: EngineChanne
         post(channel, GENERATE_ROUTE, b'{"input_ids":[]}')
     with pytest.raises(EngineError, match=r"has nothing for /begin_weight_update.*/generate"):
         post(channel, "/begin_weight_update")
+    gc.collect()
+    assert not told, "errors that asyncio calls never retrieved"
 
 
 def test_a_call_that_hangs_is_told_in_time_and_goes_on_as_over_http(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -144,4 +145,13 @@ def _turn_of(loop: asyncio.AbstractEventLoop) -> Lock:
 
 
 async def _ended(future: Future[Any], seconds: float) -> None:
-    await asyncio.wait([asyncio.wrap_future(future)], timeout=seconds)
+    """Returns when `future` has ended, or `seconds` later; its error stays with whoever waits for it."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # a loop that is closed by then has nobody to wake
+            loop.call_soon_threadsafe(ended.set)
+
+    future.add_done_callback(tell)
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(ended.wait(), seconds)
