@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,9 +31,10 @@ from weightlane_sglang.contract import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # makes `fake_engine` importable
 
 FIELDS = {**FIELDS_USED, **MEMORY_FIELDS_USED, "UpdateWeightsFromTensorReqInput": (
     "rid", "http_worker_ipc", "serialized_named_tensors", "load_format", "flush_cache", "abort_all_requests",

@@ -22,7 +22,7 @@ from weightlane_sglang.contract import (
     UPDATE_REQUEST,
     UPDATE_ROUTE,
 )
-from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.endpoint import SglangEndpoint
 from weightlane_sglang.loader_messages import LoaderRequest, Traced
 from weightlane_sglang.loader_name import LOADER
 from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE, write_answer

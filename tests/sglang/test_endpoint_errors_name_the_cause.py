@@ -14,7 +14,7 @@ from weightlane.contexts import EndpointContext, RolloutTarget
 from weightlane.errors import EngineDeadError, EngineError
 from weightlane.program import EngineCall, RequestMove
 from weightlane_sglang import plugin
-from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.endpoint import SglangEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,11 +139,6 @@ def test_close_ends_a_call_that_runs_in_another_thread(
 def test_an_address_that_is_no_url_is_refused(address: str) -> None:
     with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:30000"):
         SglangEndpoint(RolloutTarget("sglang", address=address), timeout_seconds=5)
-
-
-def test_an_engine_object_is_refused_since_only_requests_are_spoken() -> None:
-    with pytest.raises(EngineError, match="engine object"):
-        SglangEndpoint(RolloutTarget("sglang", handle=object()), timeout_seconds=5)
 
 
 def test_a_redirect_is_not_followed(fake_server: Any, endpoint: SglangEndpoint, answer: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from weightlane.contexts import RolloutTarget
 from weightlane.errors import EngineError, PlanError
-from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.endpoint import SglangEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

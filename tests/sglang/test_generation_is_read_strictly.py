@@ -9,8 +9,8 @@ import pytest
 
 from weightlane.contexts import RolloutTarget
 from weightlane.errors import EngineError
+from weightlane_sglang.endpoint import SglangEndpoint
 from weightlane_sglang.generation import generate_body, read_generations
-from weightlane_sglang.http_endpoint import SglangEndpoint
 
 
 def output(**changes: Any) -> dict[str, Any]:

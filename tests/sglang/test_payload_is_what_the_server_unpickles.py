@@ -14,7 +14,7 @@ import torch
 
 from weightlane.contexts import RolloutTarget
 from weightlane.program import RequestMove
-from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.endpoint import SglangEndpoint
 from weightlane_sglang.payload import EncodedBucket, compact, request_body
 
 ADMITTED = {"torch._utils _rebuild_tensor_v2", "torch.storage _load_from_bytes", "collections OrderedDict"}

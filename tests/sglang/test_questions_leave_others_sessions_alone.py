@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from weightlane.facts import EngineFacts
+    from weightlane_sglang.payload import PayloadPlace
 
 BOUND = 60.0
 EACH = 0.02
@@ -56,6 +57,16 @@ class FakeServer:
     ) -> bytes:
         assert method == "POST"
         assert sum(map(len, body)) == length
+        return self._answer(route, timeout_seconds)
+
+    def send_tensors(
+        self, route: str, tensors: object, *, place: PayloadPlace, body: str, timeout_seconds: float
+    ) -> bytes:
+        assert tensors
+        assert place.field not in body
+        return self._answer(route, timeout_seconds)
+
+    def _answer(self, route: str, timeout_seconds: float) -> bytes:
         assert timeout_seconds > 0
         self.asked.append(route)
         self.clock.sleep(EACH + self.takes.get(route, 0.0) * timeout_seconds)

@@ -14,7 +14,7 @@ from weightlane.program import RequestMove, with_lifecycle
 from weightlane.types import Phase, TransportName
 from weightlane_sglang import plugin
 from weightlane_sglang.contract import BEGIN_UPDATE_ROUTE, END_UPDATE_ROUTE, UPDATE_ROUTE
-from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.endpoint import SglangEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from weightlane.errors import EngineDeadError, EngineError
+from weightlane.watched_process import WatchedProcess, first_ended
 from weightlane_vllm.driver import LlmDriver
-from weightlane_vllm.liveness import WatchedProcess, first_ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,7 @@ from weightlane.testing.parity_trainer import change_weights
 from weightlane.types import Phase, TransportName
 from weightlane_sglang import plugin
 from weightlane_sglang.adapter_launch import lora_arguments as lora_arguments_of
-from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.endpoint import SglangEndpoint
 from weightlane_sglang.launch import RunningServer, ServerSettings, launched_server, loader_arguments
 from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE
 

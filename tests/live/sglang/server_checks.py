@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from weightlane.trace.table import PlacementTable
-    from weightlane_sglang.http_endpoint import SglangEndpoint
+    from weightlane_sglang.endpoint import SglangEndpoint
 
 SECONDS = 120.0
 BESIDE_SECONDS = 0.2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightlane.program import Program
-    from weightlane_sglang.http_endpoint import SglangEndpoint
+    from weightlane_sglang.endpoint import SglangEndpoint
     from weightlane_sglang.launch import RunningServer
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]

@@ -11,7 +11,7 @@ import weightlane as wl
 from weightlane.errors import EngineError
 from weightlane.testing.parity_run import run_parity
 from weightlane_sglang.contract import END_UPDATE_ROUTE
-from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.endpoint import SglangEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ import weightlane as wl
 from weightlane.errors import EngineDeadError, EngineError
 from weightlane.program import EngineCall
 from weightlane_sglang.contract import PAUSE_ROUTE, RELEASE_ROUTE, RESUME_ROUTE
-from weightlane_sglang.http_endpoint import SglangEndpoint
+from weightlane_sglang.endpoint import SglangEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from weightlane.adapter_engine import AdapterLoad
     from weightlane.program import AdapterMove
-    from weightlane_sglang.http_endpoint import SglangEndpoint
+    from weightlane_sglang.endpoint import SglangEndpoint
     from weightlane_sglang.launch import RunningServer
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]

@@ -17,7 +17,7 @@ from weightlane_sglang.server_facts import decoded
 
 if TYPE_CHECKING:
     from weightlane.adapter_engine import AdapterLoad
-    from weightlane_sglang.http_channel import HttpChannel
+    from weightlane_sglang.channel import Channel
 
 _PROMPT = tuple(range(1, 17))  # ids that every vocabulary has
 
@@ -30,7 +30,7 @@ class _Output(msgspec.Struct):
     meta_info: _Meta
 
 
-def require_other_outputs(channel: HttpChannel, load: AdapterLoad, *, seconds: float) -> str:
+def require_other_outputs(channel: Channel, load: AdapterLoad, *, seconds: float) -> str:
     """Asks for the log-probs of one prompt, by the base and by the adapter; gives what was seen, in words.
 
     Raises:
@@ -59,7 +59,7 @@ def _changes_something(load: AdapterLoad) -> bool:
     return any(len(found) == 2 for found in sides.values())
 
 
-def _logprobs(channel: HttpChannel, adapter: str, seconds: float) -> list[float]:
+def _logprobs(channel: Channel, adapter: str, seconds: float) -> list[float]:
     request: dict[str, object] = {
         "input_ids": list(_PROMPT),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},

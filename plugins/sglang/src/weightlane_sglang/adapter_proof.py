@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from weightlane.adapter_engine import AdapterLoad
     from weightlane.facts import EngineFacts
-    from weightlane_sglang.http_channel import HttpChannel
+    from weightlane_sglang.channel import Channel
 
 _MOST_NAMED = 8
 
 
 def binding_of(
-    channel: HttpChannel, facts: EngineFacts, load: AdapterLoad, *, held: bool, seconds: float
+    channel: Channel, facts: EngineFacts, load: AdapterLoad, *, held: bool, seconds: float
 ) -> AdapterBinding:
     """What every rank holds in its live pool, or why nobody could look, and what is known instead.
 
@@ -92,7 +92,7 @@ def _agreed(ranks: Sequence[AdapterHeld], load: AdapterLoad, url: str) -> Adapte
 
 
 @contextmanager
-def _frozen(channel: HttpChannel, facts: EngineFacts, seconds: float) -> Iterator[None]:
+def _frozen(channel: Channel, facts: EngineFacts, seconds: float) -> Iterator[None]:
     """Requests stand still and lose nothing; the update that carries a question waits for none of them."""
     pause = json_body(facts, PAUSE_REQUEST, {"mode": "in_place"}).encode()
     try:
@@ -102,5 +102,5 @@ def _frozen(channel: HttpChannel, facts: EngineFacts, seconds: float) -> Iterato
         _post(channel, CONTINUE_ROUTE, b"{}", seconds)
 
 
-def _post(channel: HttpChannel, route: str, body: bytes, seconds: float) -> None:
+def _post(channel: Channel, route: str, body: bytes, seconds: float) -> None:
     channel.send("POST", route, timeout_seconds=seconds, body=(body,), length=len(body))

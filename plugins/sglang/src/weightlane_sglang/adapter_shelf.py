@@ -2,13 +2,12 @@
 
 SGLang holds adapters by name and puts none in the place of another: a name that is loaded must be unloaded
 first. Its unload refuses new requests for the name at once and then waits for those that run, and every
-other load waits for it; so it is sent from a thread, which the next load waits for.
+other load waits for it; so it is started and not waited for until the next load.
 """
 
 from __future__ import annotations
 
 import re
-import threading
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +18,7 @@ from weightlane_sglang.adapter_proof import binding_of
 from weightlane_sglang.contract import FLUSH_ROUTE
 from weightlane_sglang.http_channel import quoted
 from weightlane_sglang.lifecycle import FLUSH_IDLE_SECONDS
-from weightlane_sglang.payload import EncodedBucket, request_body
+from weightlane_sglang.payload import PayloadPlace
 from weightlane_sglang.server_facts import decoded
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from weightlane.adapters import AdapterBinding, AdapterRef
     from weightlane.facts import EngineFacts
     from weightlane.program import AdapterMove
-    from weightlane_sglang.http_channel import HttpChannel
+    from weightlane_sglang.channel import Channel, Pending
 
 _MOST_LOADED = "max_loaded_loras"
 _GRACE_SECONDS = 1.0  # where nothing runs with it an unload ends at once
@@ -58,14 +57,14 @@ class ServerAdapters:
         seconds: bound on each small request.
     """
 
-    def __init__(self, channel: HttpChannel, facts: Callable[[], EngineFacts], *, seconds: float) -> None:
+    def __init__(self, channel: Channel, facts: Callable[[], EngineFacts], *, seconds: float) -> None:
         self._channel = channel
         self._facts = facts
         self._seconds = seconds
         self._own: dict[str, AdapterRef] = {}
         self._served: AdapterRef | None = None
         self._left: tuple[str, ...] = ()
-        self._going: dict[str, _Unload] = {}
+        self._going: dict[str, Pending] = {}
 
     def load(self, move: AdapterMove, load: AdapterLoad, *, held: bool) -> AdapterBinding:
         """One request with the whole adapter, then a look at what it bound; an error leaves nothing of it.
@@ -141,11 +140,9 @@ class ServerAdapters:
         body = msgspec.json.encode(
             {**fields, NAME_FIELD: load.ref.name, CONFIG_FIELD: msgspec.Raw(load.wire.encode())}
         ).decode()
-        length, pieces = request_body(
-            EncodedBucket(load.tensors), field=move.payload_field, copies=move.copies, body=body
-        )
-        answer = self._channel.send(
-            "POST", move.route, timeout_seconds=move.timeout_seconds, body=pieces, length=length
+        place = PayloadPlace(move.payload_field, move.copies)
+        answer = self._channel.send_tensors(
+            move.route, load.tensors, place=place, body=body, timeout_seconds=move.timeout_seconds
         )
         told = decoded(answer, _Loaded, move.route).loaded_adapters
         if told is not None and load.ref.name not in told:
@@ -175,25 +172,32 @@ class ServerAdapters:
     # -- unloading ------------------------------------------------------------------------------------------
 
     def _start_unload(self, name: str) -> None:
-        unload = self._going[name] = _Unload(lambda: self._unload(name, _UNLOAD_SECONDS))
-        if unload.ended(_GRACE_SECONDS):
-            del self._going[name]
-            unload.raise_error()
+        self._going[name] = self._channel.start(UNLOAD_ROUTE, _named(name), timeout_seconds=_UNLOAD_SECONDS)
+        self._is_gone(name, _GRACE_SECONDS)
 
     def _await_unloads(self, seconds: float) -> None:
-        for name, unload in tuple(self._going.items()):
-            if not unload.ended(seconds):
+        for name in tuple(self._going):
+            if not self._is_gone(name, seconds):
                 raise SyncError(
                     f"Requests that name adapter {name} still run in SGLang at {self._channel.url}.",
                     f"It is unloaded when they have ended, and they had not within {seconds:.0f} s; nothing "
                     "else is loaded before.",
                     "Await them before the sync after the next.",
                 )
+
+    def _is_gone(self, name: str, seconds: float) -> bool:
+        """Whether its unload ends within `seconds`; one that failed is told once."""
+        try:
+            gone = self._going[name].wait(seconds)
+        except BaseException:
             del self._going[name]
-            unload.raise_error()
+            raise
+        if gone:
+            del self._going[name]
+        return gone
 
     def _unload(self, name: str, seconds: float) -> None:
-        body = msgspec.json.encode({NAME_FIELD: name})
+        body = _named(name)
         self._channel.send("POST", UNLOAD_ROUTE, timeout_seconds=seconds, body=(body,), length=len(body))
 
     def _unload_after(self, name: str, error: BaseException) -> None:
@@ -204,28 +208,8 @@ class ServerAdapters:
             error.__context__ = second
 
 
-class _Unload:
-    """One unload in a thread of its own."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._error: EngineError | None = None
-        self._call = call
-        self._thread = threading.Thread(target=self._run, name="weightlane-unload", daemon=True)
-        self._thread.start()
-
-    def ended(self, seconds: float) -> bool:
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._call()
-        except EngineError as error:
-            self._error = error
+def _named(name: str) -> bytes:
+    return msgspec.json.encode({NAME_FIELD: name})
 
 
 def _has_room(facts: EngineFacts, loaded: list[str]) -> bool:

@@ -7,67 +7,28 @@ is then given up, and the group with it.
 
 from __future__ import annotations
 
-import threading
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from weightlane.errors import EngineError, SyncTimeoutError
+from weightlane.errors import EngineError
+from weightlane_sglang.beside import Beside
 from weightlane_sglang.contract import DESTROY_GROUP_ROUTE, INIT_GROUP_ROUTE
 from weightlane_sglang.update_group import UpdateGroup, serve_group_store, serving_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from weightlane.program import AnnouncedGroup, RequestMove
-    from weightlane_sglang.http_channel import HttpChannel
+    from weightlane_sglang.channel import Channel
 
 _JOIN_SECONDS = 60.0
 _LEAVE_SECONDS = 10.0
 _POLL_SECONDS = 0.01
-_T = TypeVar("_T")
-
-
-class Beside(Generic[_T]):
-    """A call that runs in a thread; `check` raises what it raised, as soon as it has."""
-
-    def __init__(self, call: Callable[[], _T]) -> None:
-        self._call = call
-        self._values: list[_T] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._values.append(self._call())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the waiting thread raises it
-            self._error = error
-
-    def check(self) -> None:
-        """Raises the call's error, if it has ended with one."""
-        if self._error is not None:
-            raise self._error
-
-    def wait(self, seconds: float) -> bool:
-        """Whether the call has ended well within `seconds`; raises its error."""
-        self._thread.join(seconds)
-        self.check()
-        return not self._thread.is_alive()
-
-    def value(self, what: str, seconds: float) -> _T:
-        """What the call gave.
-
-        Raises:
-            SyncTimeoutError: it has not ended within `seconds`.
-        """
-        if not self.wait(seconds):
-            raise SyncTimeoutError(f"{what} did not end within {seconds:.0f} s.")
-        return self._values[0]
 
 
 class AnnouncedUpdates:
@@ -77,7 +38,7 @@ class AnnouncedUpdates:
         channel: to the server.
     """
 
-    def __init__(self, channel: HttpChannel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._group: UpdateGroup | None = None
         self._name = ""

@@ -18,7 +18,7 @@ from weightlane_sglang.session import OTHERS_SECONDS, POLL_SECONDS, begun, end, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightlane_sglang.http_channel import HttpChannel
+    from weightlane_sglang.channel import Channel
 
 _OWN_SECONDS = 0.8 * OTHERS_SECONDS  # the rest is for the ways of the answer and of the request to end it
 _RETRY_SECONDS = OTHERS_SECONDS
@@ -34,7 +34,7 @@ class TimeLeft:
         seconds: the bound, from now on.
     """
 
-    def __init__(self, channel: HttpChannel, seconds: float) -> None:
+    def __init__(self, channel: Channel, seconds: float) -> None:
         self._url = channel.url
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
@@ -59,7 +59,7 @@ class TimeLeft:
         return min(seconds, max(0.0, self._deadline - time.monotonic()))
 
 
-def send_in_session(channel: HttpChannel, send: Callable[[float], None], left: TimeLeft) -> None:
+def send_in_session(channel: Channel, send: Callable[[float], None], left: TimeLeft) -> None:
     """Sends within a session that this opens and ends, or within one that somebody else has open.
 
     Somebody else's may end before the request arrives. The server refuses it then without a look at it, and
@@ -92,7 +92,7 @@ def send_in_session(channel: HttpChannel, send: Callable[[float], None], left: T
 
 
 @contextmanager
-def _session(channel: HttpChannel, left: TimeLeft) -> Iterator[None]:
+def _session(channel: Channel, left: TimeLeft) -> Iterator[None]:
     if not begun(channel, left.seconds()):
         yield
         return
@@ -107,14 +107,14 @@ def _session(channel: HttpChannel, left: TimeLeft) -> Iterator[None]:
     _end_own(channel, opened, left)
 
 
-def _end_own(channel: HttpChannel, opened: float, left: TimeLeft) -> None:
+def _end_own(channel: Channel, opened: float, left: TimeLeft) -> None:
     held = time.monotonic() - opened
     # Past that it may be a lane's already, and nobody can tell. It is left to the next lane, which ends it.
     if held < _OWN_SECONDS:
         end(channel, left.seconds())
 
 
-def _crowded(channel: HttpChannel, attempts: int) -> EngineError:
+def _crowded(channel: Channel, attempts: int) -> EngineError:
     return EngineError(
         f"SGLang at {channel.url} had no session open for a question to our loader, {attempts} times.",
         "It was asked within the session of another controller's update, which ended before the question "

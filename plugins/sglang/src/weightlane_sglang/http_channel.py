@@ -12,13 +12,19 @@ import httpx
 import msgspec
 
 from weightlane.errors import EngineDeadError, EngineError
-from weightlane_sglang.contract import MODEL_INFO_ROUTE
+from weightlane_sglang.beside import Beside
+from weightlane_sglang.contract import MODEL_INFO_ROUTE, OPENAPI_ROUTE
+from weightlane_sglang.openapi import read_openapi
+from weightlane_sglang.payload import EncodedBucket, request_body
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from torch import Tensor
     from typing_extensions import Self
+
+    from weightlane_sglang.payload import PayloadPlace
 
 QUOTED_CHARACTERS = 2000
 NOT_FOUND = "with status 404"
@@ -116,6 +122,30 @@ class HttpChannel:
         self._check(request, status, answer)
         self._last_done = request
         return answer
+
+    def described(self, *, timeout_seconds: float) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+        """(routes, fields) as the server's own description lists them."""
+        return read_openapi(self.get(OPENAPI_ROUTE, timeout_seconds=timeout_seconds))
+
+    def send_tensors(
+        self,
+        route: str,
+        tensors: Sequence[tuple[str, Tensor]] | Mapping[str, Tensor],
+        *,
+        place: PayloadPlace,
+        body: str,
+        timeout_seconds: float,
+    ) -> bytes:
+        """Posts tensors as pickles in base64, beside the fields of `body`; see `send`."""
+        bucket = EncodedBucket(tensors)
+        length, pieces = request_body(bucket, field=place.field, copies=place.copies, body=body)
+        return self.send("POST", route, timeout_seconds=timeout_seconds, body=pieces, length=length)
+
+    def start(self, route: str, body: bytes, *, timeout_seconds: float) -> Beside[bytes]:
+        """Posts from a thread of its own; see `send`."""
+        return Beside(
+            lambda: self.send("POST", route, timeout_seconds=timeout_seconds, body=(body,), length=len(body))
+        )
 
     def close(self) -> None:
         """Lets go of the server; requests that run in other threads end with an error. Idempotent."""

@@ -20,7 +20,7 @@ from weightlane_sglang.contract import (
 from weightlane_sglang.empty_session import TimeLeft, send_in_session
 from weightlane_sglang.loader_messages import MOST_REQUEST_BYTES, LoaderReply
 from weightlane_sglang.loader_name import LOADER, LOADER_ARGUMENT, LOADER_OPTION
-from weightlane_sglang.payload import EncodedBucket, request_body
+from weightlane_sglang.payload import PayloadPlace
 from weightlane_sglang.requests import json_body, require_fields
 from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE, exchange, run_folder
 from weightlane_sglang.session import wants_session
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from weightlane.facts import EngineFacts
-    from weightlane_sglang.http_channel import HttpChannel
+    from weightlane_sglang.channel import Channel
 
 _GRACE_SECONDS = 2.0  # the answers are written before the request returns; file systems may lag
 _AMD_DEVICE = Path("/dev/kfd")
@@ -66,7 +66,7 @@ def _why_no_empty_session(facts: EngineFacts) -> str:
 
 
 def ask(
-    channel: HttpChannel, facts: EngineFacts, request: msgspec.Struct, *, timeout_seconds: float
+    channel: Channel, facts: EngineFacts, request: msgspec.Struct, *, timeout_seconds: float
 ) -> tuple[LoaderReply, ...] | Untraced:
     """One reply per tensor-parallel rank, in rank order, or why none came.
 
@@ -90,7 +90,7 @@ def ask(
 
 
 def carry(
-    channel: HttpChannel, facts: EngineFacts, message: bytes, *, loader: str, timeout_seconds: float
+    channel: Channel, facts: EngineFacts, message: bytes, *, loader: str, timeout_seconds: float
 ) -> tuple[bytes | None, ...]:
     """Hands a message to the function `loader` in every tensor-parallel rank; gives what each wrote.
 
@@ -110,13 +110,12 @@ def carry(
     with exchange() as answers:
         tensor = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         ranks = facts.parallel.tensor
-        bucket = EncodedBucket([(answers.token, tensor)])
-        body = _body(facts, loader)
+        place, body = PayloadPlace(PAYLOAD_FIELD, ranks), _body(facts, loader)
 
         def send(seconds: float) -> None:
-            length, pieces = request_body(bucket, field=PAYLOAD_FIELD, copies=ranks, body=body)
+            named = [(answers.token, tensor)]
             with _importable(channel):
-                channel.send("POST", UPDATE_ROUTE, timeout_seconds=seconds, body=pieces, length=length)
+                channel.send_tensors(UPDATE_ROUTE, named, place=place, body=body, timeout_seconds=seconds)
 
         if wants_session(facts):
             send_in_session(channel, send, left)
@@ -159,7 +158,7 @@ def _body(facts: EngineFacts, loader: str) -> str:
 
 
 @contextmanager
-def _importable(channel: HttpChannel) -> Iterator[None]:
+def _importable(channel: Channel) -> Iterator[None]:
     """What a listed loader that the server cannot import does to it, said where it is seen."""
     try:
         yield

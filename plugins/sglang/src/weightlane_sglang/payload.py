@@ -10,7 +10,7 @@ import binascii
 import io
 import pickle
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +23,13 @@ _PIECE = 3 << 18
 _PROTOCOL = 4
 
 
+class PayloadPlace(NamedTuple):
+    """Where a request carries tensors: the field, and how many times its list holds them; 0 for no list."""
+
+    field: str
+    copies: int
+
+
 class EncodedBucket:
     """One bucket as base64 pieces, made once and sent once per tensor-parallel rank.
 
@@ -32,12 +39,23 @@ class EncodedBucket:
     def __init__(self, tensors: Sequence[tuple[str, Tensor]] | Mapping[str, Tensor]) -> None:
         self.pieces: list[bytes] = []
         sink = _Base64Sink(self.pieces)
-        pickler = _TensorPickler(sink, _PROTOCOL)
-        pickler.fast = True  # no memo: it would keep a copy of every tensor until the end
-        # An update reads pairs, a load of an adapter a dictionary.
-        pickler.dump(dict(tensors) if isinstance(tensors, Mapping) else list(tensors))
+        _pickle_into(sink, tensors)
         sink.finish()
         self.nbytes = sum(len(piece) for piece in self.pieces)
+
+
+def pickled(tensors: Sequence[tuple[str, Tensor]] | Mapping[str, Tensor]) -> bytes:
+    """The same pickle as it is, for a receiver that is handed bytes."""
+    sink = io.BytesIO()
+    _pickle_into(sink, tensors)
+    return sink.getvalue()
+
+
+def _pickle_into(sink: Any, tensors: Sequence[tuple[str, Tensor]] | Mapping[str, Tensor]) -> None:
+    pickler = _TensorPickler(sink, _PROTOCOL)
+    pickler.fast = True  # no memo: it would keep a copy of every tensor until the end
+    # An update reads pairs, a load of an adapter a dictionary.
+    pickler.dump(dict(tensors) if isinstance(tensors, Mapping) else list(tensors))
 
 
 def request_body(bucket: EncodedBucket, *, field: str, copies: int, body: str) -> tuple[int, Iterator[bytes]]:

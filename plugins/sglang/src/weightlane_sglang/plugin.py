@@ -79,7 +79,7 @@ def _descriptor(
         )
         | adapters,
         transports=(TransportName.INLINE, TransportName.COLLECTIVE),
-        summary="A running SGLang server through its own HTTP requests; plain checkpoint names.",
+        summary="A running SGLang server, or an Engine here, by its own requests; plain checkpoint names.",
         install_hint="pip install 'sglang==0.5.18'",
         contracts="weightlane_sglang",
     )
@@ -94,12 +94,14 @@ def weightlane_collect_facts(context: FactsContext) -> EngineFacts | None:
         from weightlane_sglang.installed import installed_facts
 
         return installed_facts(context.distributions, context.search_path)
-    if not target.address.startswith(("http://", "https://")):
+    if target.handle is None and not target.address.startswith(("http://", "https://")):
         return None
-    from weightlane_sglang.http_channel import HttpChannel
+    from contextlib import closing
+
+    from weightlane_sglang.channel import open_channel
     from weightlane_sglang.server_facts import read_facts
 
-    with HttpChannel(target.address) as channel:
+    with closing(open_channel(target)) as channel:
         return read_facts(channel, timeout_seconds=_FACTS_SECONDS)
 
 
@@ -112,7 +114,7 @@ def weightlane_plan_launch(context: LaunchContext) -> LaunchPlan:
 
 @hookimpl
 def weightlane_open_endpoint(context: EndpointContext) -> EngineEndpoint:
-    from weightlane_sglang.http_endpoint import open_endpoint
+    from weightlane_sglang.endpoint import open_endpoint
 
     return open_endpoint(context)
 

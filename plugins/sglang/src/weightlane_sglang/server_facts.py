@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -15,13 +15,14 @@ from weightlane_sglang.contract import (
     LAUNCH_ARGUMENTS_READ,
     MODEL_INFO_ROUTE,
     MODEL_INFO_ROUTES,
-    OPENAPI_ROUTE,
     SERVER_INFO_ROUTE,
     SERVER_INFO_ROUTES,
 )
-from weightlane_sglang.http_channel import HttpChannel, quoted
-from weightlane_sglang.openapi import read_openapi
+from weightlane_sglang.http_channel import quoted
 from weightlane_sglang.unread_replies import one_of, read_server_info
+
+if TYPE_CHECKING:
+    from weightlane_sglang.channel import Channel
 
 STARTUP_TIMES = "server_info.startup_time"
 """Whether the server tells how long its start took, as an attribute of facts: see `read_incarnation`."""
@@ -50,9 +51,9 @@ class ModelInfo(msgspec.Struct):
     has_audio_understanding: bool | None = None
 
 
-def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
+def read_facts(channel: Channel, *, timeout_seconds: float) -> EngineFacts:
     """Facts of the server behind `channel`; three small requests, each within `timeout_seconds`."""
-    routes, fields = read_openapi(channel.get(OPENAPI_ROUTE, timeout_seconds=timeout_seconds))
+    routes, fields = channel.described(timeout_seconds=timeout_seconds)
     for known in (MODEL_INFO_ROUTES, SERVER_INFO_ROUTES):
         if not set(known) & set(routes):
             raise EngineError(
@@ -82,13 +83,13 @@ def read_facts(channel: HttpChannel, *, timeout_seconds: float) -> EngineFacts:
     )
 
 
-def read_model_info(channel: HttpChannel, *, timeout_seconds: float) -> ModelInfo:
+def read_model_info(channel: Channel, *, timeout_seconds: float) -> ModelInfo:
     """The model that the server answers with now, and its weight version."""
     answer = one_of(channel, MODEL_INFO_ROUTES, timeout_seconds)
     return decoded(answer, ModelInfo, MODEL_INFO_ROUTE)
 
 
-def read_incarnation(channel: HttpChannel, *, timeout_seconds: float) -> str:
+def read_incarnation(channel: Channel, *, timeout_seconds: float) -> str:
     """Sixteen hex digits that change when the server is started anew.
 
     SGLang tells neither process id nor start time; its measured start-up durations and its random seed are

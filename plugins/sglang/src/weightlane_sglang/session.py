@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightlane.facts import EngineFacts
     from weightlane.program import RequestMove
-    from weightlane_sglang.http_channel import HttpChannel
+    from weightlane_sglang.channel import Channel
 
 _BEGIN = f'{{"{SELECTOR_FIELD}":"{TARGET_MODEL}"}}'.encode()
 _SECONDS = 60.0
@@ -48,7 +48,7 @@ class UpdateSession:
     A sync that fails leaves it open, and the next one goes on in it: it writes every tensor anew.
     """
 
-    def __init__(self, channel: HttpChannel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._open = False
 
@@ -97,7 +97,7 @@ class UpdateSession:
         self._open = False
 
 
-def begun(channel: HttpChannel, seconds: float) -> bool:
+def begun(channel: Channel, seconds: float) -> bool:
     """Opens a session; False where one is open already.
 
     Raises:
@@ -112,7 +112,7 @@ def begun(channel: HttpChannel, seconds: float) -> bool:
     return True
 
 
-def end(channel: HttpChannel, seconds: float) -> None:
+def end(channel: Channel, seconds: float) -> None:
     """Ends the session that is open, whoever opened it; one that ended meanwhile is as good.
 
     Raises:
@@ -130,5 +130,5 @@ def is_outside(error: EngineError) -> bool:
     return _OUTSIDE in error.what
 
 
-def _post(channel: HttpChannel, route: str, body: bytes, seconds: float) -> None:
+def _post(channel: Channel, route: str, body: bytes, seconds: float) -> None:
     channel.send("POST", route, timeout_seconds=seconds, body=(body,), length=len(body))

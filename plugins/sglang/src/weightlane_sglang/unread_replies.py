@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from weightlane.errors import EngineDeadError, EngineError
-from weightlane_sglang.contract import FLUSH_ROUTE, GENERATE_ROUTE, OPENAPI_ROUTE, SERVER_INFO_ROUTES
+from weightlane_sglang.contract import FLUSH_ROUTE, GENERATE_ROUTE, SERVER_INFO_ROUTES
 from weightlane_sglang.http_channel import NOT_FOUND, is_late
-from weightlane_sglang.openapi import read_openapi
 from weightlane_sglang.probes import FLUSH_TIMEOUT
 
 if TYPE_CHECKING:
-    from weightlane_sglang.http_channel import HttpChannel
+    from weightlane_sglang.channel import Channel
 
 SILENT_SECONDS = 4.0
 """How long a description may take before it is asked why; one that comes takes milliseconds."""
@@ -27,7 +26,7 @@ SILENT_SECONDS = 4.0
 _ONE_TOKEN = msgspec.json.encode({"input_ids": [0], "sampling_params": {"max_new_tokens": 1}})
 
 
-def read_server_info(channel: HttpChannel, *, timeout_seconds: float) -> bytes:
+def read_server_info(channel: Channel, *, timeout_seconds: float) -> bytes:
     """The answer to `/server_info`, after one token where the server would not answer before its first.
 
     Raises:
@@ -63,7 +62,7 @@ def read_server_info(channel: HttpChannel, *, timeout_seconds: float) -> bytes:
     return one_of(channel, SERVER_INFO_ROUTES, max(1.0, _left(deadline)))
 
 
-def one_of(channel: HttpChannel, routes: tuple[str, ...], timeout_seconds: float) -> bytes:
+def one_of(channel: Channel, routes: tuple[str, ...], timeout_seconds: float) -> bytes:
     """The answer of the first of these routes that the server has."""
     *newer, oldest = routes
     for route in newer:
@@ -75,9 +74,9 @@ def one_of(channel: HttpChannel, routes: tuple[str, ...], timeout_seconds: float
     return channel.get(oldest, timeout_seconds=timeout_seconds)
 
 
-def _may_read_no_replies(channel: HttpChannel, timeout_seconds: float) -> bool:
+def _may_read_no_replies(channel: Channel, timeout_seconds: float) -> bool:
     """Whether it is of that era: both came with 0.5.10, a flush that waits and replies that are read."""
-    _, fields = read_openapi(channel.get(OPENAPI_ROUTE, timeout_seconds=timeout_seconds))
+    _, fields = channel.described(timeout_seconds=timeout_seconds)
     return FLUSH_TIMEOUT not in fields.get(FLUSH_ROUTE, ())
 
 

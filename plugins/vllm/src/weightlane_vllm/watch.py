@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightlane.errors import EngineDeadError, EngineError, WeightlaneError
-from weightlane_vllm.liveness import WatchedProcess, first_ended
+from weightlane.watched_process import WatchedProcess, first_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""The handle on one SGLang server.
+"""The handle on one SGLang: a server, or an `Engine` of this process, which takes the same requests.
 
-The wire towards the engine is its own: weights go as pickles inside JSON, because SGLang takes nothing else.
+The wire towards a server is its own: weights go as pickles inside JSON, because SGLang takes nothing else.
 They go to the one address that the user named, loopback or not; what comes back is JSON only. Anyone who may
 send SGLang such a request may run code in it, so its port belongs on a trusted network.
 """
@@ -21,10 +21,10 @@ from weightlane.residency import WorkerResidency
 from weightlane.trace.table import Untraced
 from weightlane_sglang.adapter_shelf import ServerAdapters
 from weightlane_sglang.announced_updates import AnnouncedUpdates
+from weightlane_sglang.channel import open_channel
 from weightlane_sglang.contract import END_UPDATE_ROUTE, GENERATE_ROUTE
 from weightlane_sglang.expected import expected_tensors
 from weightlane_sglang.generation import generate_body, read_generations
-from weightlane_sglang.http_channel import HttpChannel
 from weightlane_sglang.loader_channel import ask
 from weightlane_sglang.loader_messages import (
     ElementsHashed,
@@ -34,7 +34,7 @@ from weightlane_sglang.loader_messages import (
     Traced,
     TraceLoad,
 )
-from weightlane_sglang.payload import EncodedBucket, request_body
+from weightlane_sglang.payload import PayloadPlace
 from weightlane_sglang.server_facts import read_facts, read_incarnation, read_model_info, version_number
 from weightlane_sglang.server_memory import MEMORY_ROUTES, ServerMemory
 from weightlane_sglang.session import UpdateSession, is_for_session, wants_session
@@ -55,23 +55,18 @@ if TYPE_CHECKING:
 
 
 class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint, AdapterEndpoint):
-    """Requests to one server.
+    """Requests to one server, or to one `Engine`.
 
     Args:
-        target: the server's URL and, where this process cannot read the server's model folder, its own.
+        target: the server's URL or the `Engine` object and, where this process cannot read the server's model
+            folder, its own.
         timeout_seconds: bound on each small request, and on a generation.
     """
 
     def __init__(self, target: RolloutTarget, *, timeout_seconds: float) -> None:
-        if target.handle is not None:
-            raise EngineError(
-                f"The sglang backend was given an engine object ({type(target.handle).__name__}).",
-                "It drives a running server by HTTP requests.",
-                "Pass url=... of the server instead.",
-            )
         self._model = target.model
         self._timeout = timeout_seconds
-        self._channel = HttpChannel(target.address)
+        self._channel = open_channel(target)
         self._session = UpdateSession(self._channel)
         self._announced = AnnouncedUpdates(self._channel)
         self._memory = ServerMemory(self._channel.url, self._incarnation, self._told_released)
@@ -204,15 +199,13 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint, Adapt
             with self._session.held() if is_for_session(move) else nullcontext():
                 self._announced.send(move, move.group, body, tensors)
             return
-        length, pieces = request_body(
-            EncodedBucket(tensors),
-            field=move.payload_field,
-            copies=move.copies,
-            body=move.last_body if last else move.body,
-        )
         with self._session.held() if is_for_session(move) else nullcontext():
-            self._channel.send(
-                "POST", move.route, timeout_seconds=move.timeout_seconds, body=pieces, length=length
+            self._channel.send_tensors(
+                move.route,
+                tensors,
+                place=PayloadPlace(move.payload_field, move.copies),
+                body=move.last_body if last else move.body,
+                timeout_seconds=move.timeout_seconds,
             )
 
     @override
