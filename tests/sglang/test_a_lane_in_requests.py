@@ -140,3 +140,18 @@ def test_a_transport_that_it_does_not_take_is_refused_by_name_before_any_write(
         )
     assert [problem.kind for problem in caught.value.problems] == ["transport"]
     assert asked(server) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("offload_group_size", 4), ("tokenizer_worker_num", 2), ("json_model_override_args", '{"x": 1}')],
+)
+def test_a_server_started_so_that_others_than_the_sent_weights_answer_is_refused_before_any_write(
+    server: Any, answer: Any, tensors: dict[str, torch.Tensor], argument: str, value: object
+) -> None:
+    told = server.answers["/server_info"].body
+    server.answers["/server_info"] = answer({**told, argument: value})
+    with pytest.raises(PlanError) as caught:
+        connect(server, tensors)
+    assert [problem.subject for problem in caught.value.problems] == [argument]
+    assert asked(server) == []

@@ -11,6 +11,7 @@ from weightlane.errors import PlanError, Problem, near_names
 from weightlane.program import Program, RequestMove
 from weightlane.types import Phase, TransportName
 from weightlane_sglang.contract import PAYLOAD_FIELD, UPDATE_REQUEST, UPDATE_ROUTE
+from weightlane_sglang.unfit_launch import unfit_launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -146,6 +147,7 @@ def launch_problems(context: BuildRequestsContext) -> Iterator[Problem]:
             "Start it with --weight-cache-mode off.",
         )
     yield from _outside_caches(facts)
+    yield from unfit_launch(facts)
 
 
 def _unwritten_experts(context: BuildRequestsContext) -> Iterator[Problem]:
