@@ -38,6 +38,8 @@ class FakeAdapterServer:
         self.fake, self.answer = fake, answer
         self.loaded: list[str] = []
         self.bound_to_nothing = False
+        self.noise = 0.0
+        self._generated = 0
         openapi = fake.answers["/openapi.json"].body
         for route in (LOAD_ROUTE, UNLOAD_ROUTE, MODELS_ROUTE):
             openapi["paths"][route] = {"post": {}}
@@ -107,9 +109,9 @@ class FakeAdapterServer:
 
     def _generate(self, body: bytes) -> Any:
         adapted = "lora_path" in json.loads(body) and not self.bound_to_nothing
-        return {
-            "meta_info": {"input_token_logprobs": [[None, 1, None], [-2.0 if adapted else -1.0, 2, None]]}
-        }
+        self._generated += 1
+        logprob = (-2.0 if adapted else -1.0) + self._generated * self.noise
+        return {"meta_info": {"input_token_logprobs": [[None, 1, None], [logprob, 2, None]]}}
 
 
 @pytest.fixture(scope="module")
@@ -272,6 +274,24 @@ def test_an_adapter_that_is_bound_to_nothing_is_taken_out_again(
         with pytest.raises(VerificationError, match="exactly as with the base"):
             lane.sync(version=2)
         assert (server.loaded, lane.adapter_ref().name) == (["default@1"], "default@1")
+
+
+@pytest.mark.parametrize(
+    ("noise", "bound", "told"),
+    [
+        (1e-5, True, "outputs with it differ from the base's, log-probs by up to 1, and the base's from"),
+        (1e-5, False, "outputs tell nothing: log-probs with it differ"),
+        (0.5, True, "outputs tell nothing"),
+    ],
+)
+def test_outputs_that_vary_by_themselves_are_no_sign_that_an_adapter_is_bound(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], noise: float, bound: bool, told: str
+) -> None:
+    """As on a GPU beside other requests; without the second look at the base, each of these passes for bound."""
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        server.noise, server.bound_to_nothing = noise, not bound
+        assert told in lane.sync(version=2).replicas[0].verified
 
 
 def test_where_nobody_looks_into_the_server_the_report_says_what_was_compared_instead(
