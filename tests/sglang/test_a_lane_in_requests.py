@@ -155,3 +155,19 @@ def test_a_server_started_so_that_others_than_the_sent_weights_answer_is_refused
         connect(server, tensors)
     assert [problem.subject for problem in caught.value.problems] == [argument]
     assert asked(server) == []
+
+
+def test_an_address_at_which_several_servers_answer_in_turn_is_refused_before_any_write(
+    server: Any, answer: Any, tensors: dict[str, torch.Tensor]
+) -> None:
+    told = server.answers["/server_info"].body
+    asked_already: list[bytes] = []
+
+    def one_of_two(body: bytes) -> dict[str, Any]:
+        asked_already.append(body)
+        return {**told, "startup_time": {"load_weight": 0.5 + len(asked_already) % 2}}
+
+    server.answers["/server_info"] = answer(one_of_two)
+    with pytest.raises(EngineError, match=r"Not one server answers.*load balancer"):
+        connect(server, tensors)
+    assert asked(server) == []
