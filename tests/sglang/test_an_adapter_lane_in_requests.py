@@ -63,9 +63,8 @@ class FakeAdapterServer:
         }
         fake.answers |= {
             "/model_info": answer(model),
-            **dict.fromkeys(
-                (PAUSE_ROUTE, UPDATE_ROUTE, FLUSH, VERSION_ROUTE, CONTINUE_ROUTE), answer({"success": True})
-            ),
+            **dict.fromkeys((PAUSE_ROUTE, UPDATE_ROUTE, FLUSH, CONTINUE_ROUTE), answer({"success": True})),
+            VERSION_ROUTE: answer(self._publish),
             LOAD_ROUTE: answer(self._load),
             UNLOAD_ROUTE: answer(self._unload),
             GENERATE_ROUTE: answer(self._generate),
@@ -83,6 +82,14 @@ class FakeAdapterServer:
 
     def names(self, route: str) -> list[str]:
         return [body["lora_name"] for body in self.fake.bodies(route)]
+
+    def tell_version(self, version: str) -> None:
+        """What it says from now on that its weights are."""
+        self.fake.answers["/model_info"].body["weight_version"] = version
+
+    def _publish(self, body: bytes) -> Any:
+        self.tell_version(json.loads(body)["new_version"])
+        return {"success": True}
 
     def _list(self) -> None:
         cards = [
@@ -287,7 +294,7 @@ def test_an_adapter_that_is_bound_to_nothing_is_taken_out_again(
 def test_outputs_that_vary_by_themselves_are_no_sign_that_an_adapter_is_bound(
     server: FakeAdapterServer, lane_to: Callable[..., Any], noise: float, bound: bool, told: str
 ) -> None:
-    """As on a GPU beside other requests; without the second look at the base, each of these passes for bound."""
+    """As on a GPU beside other requests; without a second look at the base each of them passes for bound."""
     with lane_to(server) as lane:
         lane.sync(version=1)
         server.noise, server.bound_to_nothing = noise, not bound
@@ -414,6 +421,37 @@ def test_a_server_that_was_started_anew_is_sent_the_base_again(
         assert report.rejoined == (0,)
         assert server.asked() == [*BASE, LOAD_ROUTE, *BASE_PUBLISHED]
         assert server.loaded == ["default@2"]
+
+
+@pytest.mark.parametrize("swap", ["two_slot", "paused"])
+def test_a_base_is_sent_again_where_somebody_else_published_over_it(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], swap: str
+) -> None:
+    """Another lane, or a new start that nothing else shows: the adapter would answer over other weights."""
+    with lane_to(server, swap) as lane:
+        for version in (1, 2, 3):
+            lane.sync(version=version)
+        assert server.asked().count(UPDATE_ROUTE) == 1, "what this lane publishes is no such case"
+        server.tell_version("9" if swap == "two_slot" else "default")
+        server.fake.requests.clear()
+        report = lane.sync(version=4)
+        assert server.asked()[: len(BASE)] == BASE
+        assert "somebody else wrote its weights" in report.phases[0].why[0]
+        server.fake.requests.clear()
+        lane.sync(version=5)
+        assert UPDATE_ROUTE not in server.asked()
+
+
+def test_a_staged_version_is_not_published_where_somebody_else_published_meanwhile(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        lane.stage(version=2)
+        server.tell_version("9")
+        with pytest.raises(SyncError, match="somebody else published"):
+            lane.commit()
+        assert lane.adapter_ref().name == "default@1"
 
 
 def test_a_base_that_failed_is_sent_again_and_the_server_stays_paused_until_then(

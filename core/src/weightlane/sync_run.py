@@ -242,6 +242,11 @@ class SyncRun:
             raise partly_published(error, self.version, ()) from error
         under = self._base.sessions if self._base and self._base.report else ()
         publish_everywhere(self.sessions, under, self.published, sync=self.sync, version=self.version)
+        bases = self._base._members.sessions if self._base is not None else ()
+        labelled = {session.number for session in self.sessions if session.labels}
+        for base in bases:
+            if base.number in labelled:
+                base.published_over_base(self.version)
 
     # -- failing together -------------------------------------------------------------------------------
 

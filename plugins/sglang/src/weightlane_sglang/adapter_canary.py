@@ -57,8 +57,8 @@ def require_other_outputs(channel: HttpChannel, load: AdapterLoad, *, seconds: f
             beside = f", and the base's from each other by up to {noise:.2g}" if noise else ""
             return f"outputs with it differ from the base's, log-probs by up to {moved:.2g}{beside}"
     return (
-        f"outputs tell nothing: log-probs with it differ from the base's by up to {moved:.2g}, and the base's "
-        f"from each other by up to {noise:.2g}"
+        f"outputs tell nothing: log-probs with it differ from the base's by up to {moved:.2g}, and the "
+        f"base's from each other by up to {noise:.2g}"
     )
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _UPDATE_SECONDS = 120.0
 _BASE_NOTE = (
     "the server cannot tell which base it holds: this lane remembers that it sent it, until the server is "
-    "started anew; nobody else may write its weights meanwhile"
+    "started anew or tells a version that this lane did not publish; nobody else may write its weights "
+    "without publishing one"
 )
 _EXPERTS = ".experts."  # in the checkpoint name of every expert's tensor
 
