@@ -83,6 +83,11 @@ class FakeAdapterServer:
     def names(self, route: str) -> list[str]:
         return [body["lora_name"] for body in self.fake.bodies(route)]
 
+    def load_beside(self, name: str) -> None:
+        """An adapter that no lane loaded."""
+        self.loaded.append(name)
+        self._list()
+
     def tell_version(self, version: str) -> None:
         """What it says from now on that its weights are."""
         self.fake.answers["/model_info"].body["weight_version"] = version
@@ -346,6 +351,57 @@ def test_versions_that_a_trainer_before_has_left_go_and_other_adapters_stay(
         asked = server.asked()
         assert asked[asked.index(UNLOAD_ROUTE) :][:3] == [UNLOAD_ROUTE, FLUSH, LOAD_ROUTE]
         assert sorted(server.loaded) == ["default@1", "default@x", "other@3"]
+
+
+def test_an_adapter_that_somebody_else_loads_under_this_lane_s_name_is_told_and_left_alone(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        server.load_beside("default@8")
+        with pytest.raises(SyncError, match=r"Somebody else loaded default@8.*a name of its own"):
+            lane.sync(version=2)
+        assert server.loaded == ["default@1", "default@8"]
+        assert lane.adapter_ref().name == "default@1"
+
+
+def test_of_two_lanes_that_give_their_adapters_one_name_the_second_is_told_at_once_and_refused_later(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with lane_to(server) as first, lane_to(server) as second:
+        first.sync(version=1)
+        assert "did not load" not in caplog.text
+        second.sync(version=1)
+        assert "holds default@1, which this lane did not load" in caplog.text
+        first.sync(version=2)
+        with pytest.raises(SyncError, match="Somebody else loaded default@2"):
+            second.sync(version=2)
+        assert server.loaded == ["default@2"], "the first one's"
+
+
+def test_of_two_lanes_under_one_name_that_never_changes_each_report_tells_of_the_other(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server, "paused") as first, lane_to(server, "paused") as second:
+        first.sync(version=1)
+        second.sync(version=7)
+        for lane, version in ((first, 2), (second, 8)):
+            assert "somebody else wrote its weights" in lane.sync(version=version).phases[0].why[0]
+
+
+def test_a_load_that_came_after_its_bound_is_no_other_s(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        good = server.fake.answers[LOAD_ROUTE]
+        server.fake.answers[LOAD_ROUTE] = answer({"error_message": "late"}, status=500)
+        with pytest.raises(EngineError, match="late"):
+            lane.sync(version=2)
+        server.load_beside("default@2")
+        server.fake.answers[LOAD_ROUTE] = good
+        lane.sync(version=3)
+        assert server.loaded == ["default@3"]
 
 
 def test_a_version_that_serves_is_not_loaded_in_its_own_place(
