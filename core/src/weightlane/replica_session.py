@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from weightlane.types import MemoryTag
 
 _CLEANUP_SECONDS = 5.0
+log = logging.getLogger("weightlane.lane")
 _T = TypeVar("_T")
 
 
@@ -371,8 +373,20 @@ class ReplicaSession:
             self.resume(version)
 
     def close(self) -> None:
-        """Detaches from the workers and lets go of the endpoint."""
+        """Detaches from the workers and lets go of the endpoint; warns of what stays held back."""
         self._resume_if_clean(0)
+        if self._paused or self._released:
+            log.warning(
+                "lane %s is closed and leaves %s %s, until another lane publishes a version to it",
+                self._plan.lane,
+                self.address,
+                " and ".join(
+                    (
+                        *(("with generation held back",) if self._paused else ()),
+                        *((f"without its {' and '.join(self.released)}",) if self._released else ()),
+                    )
+                ),
+            )
         if self.adapter is not None:
             with contextlib.suppress(WeightlaneError):
                 self.adapter.discard()

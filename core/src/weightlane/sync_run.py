@@ -265,7 +265,8 @@ class SyncRun:
         fenced = self._base is not None and self._base.report is not None
         receivers = FENCED if fenced else self._members.plan.receivers_in_failure
         progress = "moving" if fenced and self.progress == "starting" else self.progress
-        return with_consequence(first, self.sync, self.version, progress, receivers)
+        held = [session.address for session in self.sessions if session.paused]
+        return with_consequence(first, self.sync, self.version, progress, receivers, held)
 
     def _end(self, cause: str, error: BaseException) -> None:
         if self._is_controller:

@@ -168,7 +168,7 @@ class ServerAdapters:
         return [card.id for card in decoded(answer, _Models, MODELS_ROUTE).data if card.parent]
 
     def _require_alone(self, adapter: str, loaded: list[str]) -> None:
-        """What is there at a lane's first load may be a dead trainer's; what comes later is a living one's."""
+        """What is there at a lane's first load may be a dead trainer's, what comes later a living one's."""
         versions = {name for name in loaded if _is_of(adapter, name)}
         if self._known is None:
             if versions:
