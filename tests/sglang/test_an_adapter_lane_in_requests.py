@@ -21,6 +21,8 @@ from weightlane_sglang.contract import (
     UPDATE_ROUTE,
     VERSION_ROUTE,
 )
+from weightlane_sglang.loader_name import LOADER
+from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -402,6 +404,23 @@ def test_a_load_that_came_after_its_bound_is_no_other_s(
         server.fake.answers[LOAD_ROUTE] = good
         lane.sync(version=3)
         assert server.loaded == ["default@3"]
+
+
+def test_a_server_that_does_not_go_on_after_a_look_is_told_to_stand_still(
+    server: FakeAdapterServer,
+    lane_to: Callable[..., Any],
+    answer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(RUN_FOLDER_VARIABLE, str(tmp_path / "run"))
+    server.fake.answers["/server_info"].body["custom_weight_loader"] = [LOADER]
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        server.fake.answers[CONTINUE_ROUTE] = answer({"error": "not now"}, status=500)
+        with pytest.raises(EngineError, match=rf"{CONTINUE_ROUTE}.*not now.*Requests stand still there"):
+            lane.sync(version=2)
+        assert server.loaded == ["default@1"]
 
 
 def test_a_version_that_serves_is_not_loaded_in_its_own_place(
