@@ -423,6 +423,19 @@ def test_a_server_that_does_not_go_on_after_a_look_is_told_to_stand_still(
         assert server.loaded == ["default@1"]
 
 
+def test_a_version_left_by_another_that_is_gone_by_the_commit_does_not_take_the_new_one_along(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    server.load_beside("default@7")
+    with lane_to(server) as lane:
+        lane.stage(version=8)
+        server.loaded.remove("default@7")
+        server._list()
+        lane.commit()
+        assert (server.loaded, lane.adapter_ref().name) == (["default@8"], "default@8")
+        assert "default@7 does not exist" in caplog.text
+
+
 def test_a_version_that_serves_is_not_loaded_in_its_own_place(
     server: FakeAdapterServer, lane_to: Callable[..., Any]
 ) -> None:

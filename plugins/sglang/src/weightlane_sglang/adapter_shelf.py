@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weightlane.errors import EngineError, SyncError
+from weightlane.errors import EngineDeadError, EngineError, SyncError
 from weightlane_sglang.adapter_contract import CONFIG_FIELD, MODELS_ROUTE, NAME_FIELD, UNLOAD_ROUTE
 from weightlane_sglang.adapter_proof import binding_of
 from weightlane_sglang.contract import FLUSH_ROUTE
@@ -118,7 +118,12 @@ class ServerAdapters:
         self._served = ref
         left, self._left = self._left, ()
         for name in left:
-            self._start_unload(name)
+            try:
+                self._start_unload(name)
+            except EngineDeadError:
+                raise
+            except EngineError as error:  # the new one serves; the next load comes back to this one
+                log.warning("a trainer that is gone left %s, which was not unloaded: %s", name, error)
 
     def remove(self, ref: AdapterRef) -> None:
         """New requests for it are refused from now on; it goes when those that run have ended."""
