@@ -140,3 +140,65 @@ def test_a_transport_that_it_does_not_take_is_refused_by_name_before_any_write(
         )
     assert [problem.kind for problem in caught.value.problems] == ["transport"]
     assert asked(server) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("offload_group_size", 4), ("tokenizer_worker_num", 2), ("json_model_override_args", '{"x": 1}')],
+)
+def test_a_server_started_so_that_others_than_the_sent_weights_answer_is_refused_before_any_write(
+    server: Any, answer: Any, tensors: dict[str, torch.Tensor], argument: str, value: object
+) -> None:
+    told = server.answers["/server_info"].body
+    server.answers["/server_info"] = answer({**told, argument: value})
+    with pytest.raises(PlanError) as caught:
+        connect(server, tensors)
+    assert [problem.subject for problem in caught.value.problems] == [argument]
+    assert asked(server) == []
+
+
+def test_an_address_at_which_several_servers_answer_in_turn_is_refused_before_any_write(
+    server: Any, answer: Any, tensors: dict[str, torch.Tensor]
+) -> None:
+    told = server.answers["/server_info"].body
+    asked_already: list[bytes] = []
+
+    def one_of_two(body: bytes) -> dict[str, Any]:
+        asked_already.append(body)
+        return {**told, "startup_time": {"load_weight": 0.5 + len(asked_already) % 2}}
+
+    server.answers["/server_info"] = answer(one_of_two)
+    with pytest.raises(EngineError, match=r"Not one server answers.*load balancer"):
+        connect(server, tensors)
+    assert asked(server) == []
+
+
+def test_a_first_sync_that_fails_once_the_server_is_paused_says_that_it_stays_so(
+    server: Any, answer: Any, tensors: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing was written, and the server answers nobody: a trainer before may have left it half-written."""
+    lane = wl.connect(
+        trainer=wl.trainer("torch", model=tensors),
+        rollout=[wl.rollout("sglang", url=server.url)],
+        release=("kv_cache",),
+    )
+    with lane:
+        server.answers.fail(FLUSH, 1, answer(b"Timed out waiting for idle state.", status=400))
+        with pytest.raises(
+            EngineError, match=rf"touched no receiver. Generation stays held back at {server.url}"
+        ):
+            lane.sync(version=1)
+        assert CONTINUE_ROUTE not in asked(server)
+        assert caplog.text == ""
+    assert f"leaves {server.url} with generation held back" in caplog.text
+
+
+def test_a_lane_that_is_closed_over_a_staged_version_says_that_the_server_stays_paused(
+    server: Any, tensors: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(server, tensors) as lane:
+        lane.sync(version=1)
+    assert caplog.text == ""
+    with connect(server, tensors) as lane:
+        lane.stage(version=2)
+    assert f"leaves {server.url} with generation held back" in caplog.text

@@ -21,6 +21,8 @@ from weightlane_sglang.contract import (
     UPDATE_ROUTE,
     VERSION_ROUTE,
 )
+from weightlane_sglang.loader_name import LOADER
+from weightlane_sglang.run_folder import RUN_FOLDER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +40,8 @@ class FakeAdapterServer:
         self.fake, self.answer = fake, answer
         self.loaded: list[str] = []
         self.bound_to_nothing = False
+        self.noise = 0.0
+        self._generated = 0
         openapi = fake.answers["/openapi.json"].body
         for route in (LOAD_ROUTE, UNLOAD_ROUTE, MODELS_ROUTE):
             openapi["paths"][route] = {"post": {}}
@@ -61,9 +65,8 @@ class FakeAdapterServer:
         }
         fake.answers |= {
             "/model_info": answer(model),
-            **dict.fromkeys(
-                (PAUSE_ROUTE, UPDATE_ROUTE, FLUSH, VERSION_ROUTE, CONTINUE_ROUTE), answer({"success": True})
-            ),
+            **dict.fromkeys((PAUSE_ROUTE, UPDATE_ROUTE, FLUSH, CONTINUE_ROUTE), answer({"success": True})),
+            VERSION_ROUTE: answer(self._publish),
             LOAD_ROUTE: answer(self._load),
             UNLOAD_ROUTE: answer(self._unload),
             GENERATE_ROUTE: answer(self._generate),
@@ -81,6 +84,19 @@ class FakeAdapterServer:
 
     def names(self, route: str) -> list[str]:
         return [body["lora_name"] for body in self.fake.bodies(route)]
+
+    def load_beside(self, name: str) -> None:
+        """An adapter that no lane loaded."""
+        self.loaded.append(name)
+        self._list()
+
+    def tell_version(self, version: str) -> None:
+        """What it says from now on that its weights are."""
+        self.fake.answers["/model_info"].body["weight_version"] = version
+
+    def _publish(self, body: bytes) -> Any:
+        self.tell_version(json.loads(body)["new_version"])
+        return {"success": True}
 
     def _list(self) -> None:
         cards = [
@@ -107,9 +123,9 @@ class FakeAdapterServer:
 
     def _generate(self, body: bytes) -> Any:
         adapted = "lora_path" in json.loads(body) and not self.bound_to_nothing
-        return {
-            "meta_info": {"input_token_logprobs": [[None, 1, None], [-2.0 if adapted else -1.0, 2, None]]}
-        }
+        self._generated += 1
+        logprob = (-2.0 if adapted else -1.0) + self._generated * self.noise
+        return {"meta_info": {"input_token_logprobs": [[None, 1, None], [logprob, 2, None]]}}
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +290,24 @@ def test_an_adapter_that_is_bound_to_nothing_is_taken_out_again(
         assert (server.loaded, lane.adapter_ref().name) == (["default@1"], "default@1")
 
 
+@pytest.mark.parametrize(
+    ("noise", "bound", "told"),
+    [
+        (1e-5, True, "outputs with it differ from the base's, log-probs by up to 1, and the base's from"),
+        (1e-5, False, "outputs tell nothing: log-probs with it differ"),
+        (0.5, True, "outputs tell nothing"),
+    ],
+)
+def test_outputs_that_vary_by_themselves_are_no_sign_that_an_adapter_is_bound(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], noise: float, bound: bool, told: str
+) -> None:
+    """As on a GPU beside other requests; without a second look at the base each of them passes for bound."""
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        server.noise, server.bound_to_nothing = noise, not bound
+        assert told in lane.sync(version=2).replicas[0].verified
+
+
 def test_where_nobody_looks_into_the_server_the_report_says_what_was_compared_instead(
     server: FakeAdapterServer, lane_to: Callable[..., Any]
 ) -> None:
@@ -319,6 +353,87 @@ def test_versions_that_a_trainer_before_has_left_go_and_other_adapters_stay(
         asked = server.asked()
         assert asked[asked.index(UNLOAD_ROUTE) :][:3] == [UNLOAD_ROUTE, FLUSH, LOAD_ROUTE]
         assert sorted(server.loaded) == ["default@1", "default@x", "other@3"]
+
+
+def test_an_adapter_that_somebody_else_loads_under_this_lane_s_name_is_told_and_left_alone(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        server.load_beside("default@8")
+        with pytest.raises(SyncError, match=r"Somebody else loaded default@8.*a name of its own"):
+            lane.sync(version=2)
+        assert server.loaded == ["default@1", "default@8"]
+        assert lane.adapter_ref().name == "default@1"
+
+
+def test_of_two_lanes_that_give_their_adapters_one_name_the_second_is_told_at_once_and_refused_later(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with lane_to(server) as first, lane_to(server) as second:
+        first.sync(version=1)
+        assert "did not load" not in caplog.text
+        second.sync(version=1)
+        assert "holds default@1, which this lane did not load" in caplog.text
+        first.sync(version=2)
+        with pytest.raises(SyncError, match="Somebody else loaded default@2"):
+            second.sync(version=2)
+        assert server.loaded == ["default@2"], "the first one's"
+
+
+def test_of_two_lanes_under_one_name_that_never_changes_each_report_tells_of_the_other(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server, "paused") as first, lane_to(server, "paused") as second:
+        first.sync(version=1)
+        second.sync(version=7)
+        for lane, version in ((first, 2), (second, 8)):
+            assert "somebody else wrote its weights" in lane.sync(version=version).phases[0].why[0]
+
+
+def test_a_load_that_came_after_its_bound_is_no_other_s(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], answer: Any
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        good = server.fake.answers[LOAD_ROUTE]
+        server.fake.answers[LOAD_ROUTE] = answer({"error_message": "late"}, status=500)
+        with pytest.raises(EngineError, match="late"):
+            lane.sync(version=2)
+        server.load_beside("default@2")
+        server.fake.answers[LOAD_ROUTE] = good
+        lane.sync(version=3)
+        assert server.loaded == ["default@3"]
+
+
+def test_a_server_that_does_not_go_on_after_a_look_is_told_to_stand_still(
+    server: FakeAdapterServer,
+    lane_to: Callable[..., Any],
+    answer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(RUN_FOLDER_VARIABLE, str(tmp_path / "run"))
+    server.fake.answers["/server_info"].body["custom_weight_loader"] = [LOADER]
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        server.fake.answers[CONTINUE_ROUTE] = answer({"error": "not now"}, status=500)
+        with pytest.raises(EngineError, match=rf"{CONTINUE_ROUTE}.*not now.*Requests stand still there"):
+            lane.sync(version=2)
+        assert server.loaded == ["default@1"]
+
+
+def test_a_version_left_by_another_that_is_gone_by_the_commit_does_not_take_the_new_one_along(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    server.load_beside("default@7")
+    with lane_to(server) as lane:
+        lane.stage(version=8)
+        server.loaded.remove("default@7")
+        server._list()
+        lane.commit()
+        assert (server.loaded, lane.adapter_ref().name) == (["default@8"], "default@8")
+        assert "default@7 does not exist" in caplog.text
 
 
 def test_a_version_that_serves_is_not_loaded_in_its_own_place(
@@ -394,6 +509,37 @@ def test_a_server_that_was_started_anew_is_sent_the_base_again(
         assert report.rejoined == (0,)
         assert server.asked() == [*BASE, LOAD_ROUTE, *BASE_PUBLISHED]
         assert server.loaded == ["default@2"]
+
+
+@pytest.mark.parametrize("swap", ["two_slot", "paused"])
+def test_a_base_is_sent_again_where_somebody_else_published_over_it(
+    server: FakeAdapterServer, lane_to: Callable[..., Any], swap: str
+) -> None:
+    """Another lane, or a new start that nothing else shows: the adapter would answer over other weights."""
+    with lane_to(server, swap) as lane:
+        for version in (1, 2, 3):
+            lane.sync(version=version)
+        assert server.asked().count(UPDATE_ROUTE) == 1, "what this lane publishes is no such case"
+        server.tell_version("9" if swap == "two_slot" else "default")
+        server.fake.requests.clear()
+        report = lane.sync(version=4)
+        assert server.asked()[: len(BASE)] == BASE
+        assert "somebody else wrote its weights" in report.phases[0].why[0]
+        server.fake.requests.clear()
+        lane.sync(version=5)
+        assert UPDATE_ROUTE not in server.asked()
+
+
+def test_a_staged_version_is_not_published_where_somebody_else_published_meanwhile(
+    server: FakeAdapterServer, lane_to: Callable[..., Any]
+) -> None:
+    with lane_to(server) as lane:
+        lane.sync(version=1)
+        lane.stage(version=2)
+        server.tell_version("9")
+        with pytest.raises(SyncError, match="somebody else published"):
+            lane.commit()
+        assert lane.adapter_ref().name == "default@1"
 
 
 def test_a_base_that_failed_is_sent_again_and_the_server_stays_paused_until_then(

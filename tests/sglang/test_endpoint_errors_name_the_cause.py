@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+import weightlane as wl
 from weightlane.contexts import EndpointContext, RolloutTarget
 from weightlane.errors import EngineDeadError, EngineError
 from weightlane.program import EngineCall, RequestMove
@@ -163,3 +164,14 @@ def test_the_version_goes_as_text_in_the_field_of_the_plan(
     ]
     with pytest.raises(EngineError, match="none was given"):
         endpoint.call(call)
+
+
+def test_an_address_with_a_password_is_refused_and_shown_nowhere(fake_server: Any) -> None:
+    address = fake_server.url.replace("http://", "http://user:hunter2@")
+    with pytest.raises(EngineError, match="holds a user or a password") as caught:
+        wl.connect(trainer=wl.trainer("torch", model={}), rollout=[wl.rollout("sglang", url=address)])
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "hunter2" not in str(error)
+        error = error.__cause__ or error.__context__
+    assert fake_server.requests == []

@@ -106,6 +106,15 @@ def test_requests_waiting_at_the_server_are_not_aborted_by_publishing(
         ({"launch_arguments": {"hicache_storage_backend": "file"}}, "hicache_storage_backend"),
         ({"launch_arguments": {"enable_lmcache": "true"}}, "enable_lmcache"),
         ({"launch_arguments": {"enable_flexkv": "true"}}, "enable_flexkv"),
+        ({"launch_arguments": {"offload_group_size": "4"}}, "offload_group_size"),
+        ({"launch_arguments": {"kt_weight_path": "/experts"}}, "kt_weight_path"),
+        ({"launch_arguments": {"torchao_config": "int4wo-128"}}, "torchao_config"),
+        ({"launch_arguments": {"modelopt_quant": "fp8"}}, "modelopt_quant"),
+        ({"launch_arguments": {"tokenizer_worker_num": "2"}}, "tokenizer_worker_num"),
+        (
+            {"launch_arguments": {"json_model_override_args": '{"num_hidden_layers": 4}'}},
+            "json_model_override_args",
+        ),
     ],
 )
 def test_a_server_whose_weights_cannot_be_written_by_name_is_refused(
@@ -118,7 +127,8 @@ def test_a_server_whose_weights_cannot_be_written_by_name_is_refused(
 
 def test_switches_that_are_off_refuse_nothing(facts_of: Callable[..., EngineFacts]) -> None:
     off = {"enable_lmcache": "false", "enable_flexkv": "false", "enable_lora": "false"}
-    program(facts_of(launch_arguments=off))
+    defaults = {"offload_group_size": "-1", "tokenizer_worker_num": "1", "json_model_override_args": "{}"}
+    program(facts_of(launch_arguments={**off, **defaults, "torchao_config": ""}))
 
 
 @pytest.mark.requirement("R54", part="what is dropped is not sent")

@@ -30,6 +30,7 @@ def test_a_plain_dense_engine_is_not_refused() -> None:
         (EngineFeatures(latent_attention=True), "latent-attention", "kv_b_proj"),
         (EngineFeatures(drafter="the mtp drafter is fp8"), "speculative-decoding", "the mtp drafter"),
         (EngineFeatures(kv_connector="LMCacheConnectorV1"), "kv_transfer_config", "LMCacheConnectorV1"),
+        (EngineFeatures(prefetched_layers=8), "offload_group_size", "in groups of 8"),
     ],
 )
 def test_each_feature_is_refused_by_name(features: EngineFeatures, subject: str, reason: str) -> None:
@@ -68,6 +69,17 @@ def test_a_worker_reads_the_connector_from_its_configuration() -> None:
     assert named == EngineFeatures(kv_connector="OffloadingConnector")
     unnamed = features_of(kv_transfer_config=SimpleNamespace(kv_connector=None))
     assert refusals_of(unnamed), "it was asked for, whatever it is"
+
+
+@pytest.mark.parametrize(
+    ("backend", "group", "prefetched"), [("auto", 8, 8), ("prefetch", 8, 8), ("uva", 8, 0), ("auto", 0, 0)]
+)
+def test_a_worker_reads_from_its_configuration_whether_layers_are_fetched_ahead(
+    backend: str, group: int, prefetched: int
+) -> None:
+    prefetch = SimpleNamespace(offload_group_size=group)
+    read = features_of(offload_config=SimpleNamespace(offload_backend=backend, prefetch=prefetch))
+    assert read == EngineFeatures(prefetched_layers=prefetched)
 
 
 def test_packed_away_parameters_that_cannot_be_loaded_again_are_named() -> None:

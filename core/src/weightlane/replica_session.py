@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
-
-import msgspec
 
 from weightlane.adapter_requests import adapter_by_request
 from weightlane.agent_calls import call_agents
@@ -26,6 +25,7 @@ from weightlane.messages import (
     ReceiveReport,
 )
 from weightlane.receive_call import ReceiveCall
+from weightlane.remembered_base import RememberedBase, publishes_version
 from weightlane.request_read_back import read_back_by_request
 from weightlane.residency import ReplicaResidency
 from weightlane.schedule import calls_of
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from weightlane.types import MemoryTag
 
 _CLEANUP_SECONDS = 5.0
+log = logging.getLogger("weightlane.lane")
 _T = TypeVar("_T")
 
 
@@ -82,7 +83,8 @@ class ReplicaSession:
         self.adapter = adapter_by_request(plan, number, endpoint)
         self.over_base_sent = False
         """Whether the base under this adapter is written in this sync: then its session holds the fence."""
-        self._base_held = ""
+        self._base = RememberedBase(self._replica.program)
+        self._versions_at_start: tuple[int | None, ...] = ()
         self._receiving: ReceiveCall | None = None
         self._on_failure: Callable[[BaseException], None] = _ignore
         self._reports_within = bounds.finish
@@ -115,8 +117,7 @@ class ReplicaSession:
         with self._noting_errors():
             workers = tuple(self.endpoint.residency(self._replica.backend, self._plan.lane, seconds))
         if self._plan.phase is Phase.BASE and not self.has_agent:
-            # What takes requests only cannot tell which base it holds; what this lane gave it, it still has.
-            workers = tuple(msgspec.structs.replace(worker, base=self._base_held) for worker in workers)
+            workers = tuple(self._base.as_told(worker) for worker in workers)
         return ReplicaResidency(self.number, self.address, workers)
 
     @property
@@ -137,6 +138,7 @@ class ReplicaSession:
         Raises:
             SyncError: something is released that the lane was not asked to manage.
         """
+        self._versions_at_start = residency.versions
         if not self.has_agent:
             return
         told = {tag for worker in residency.workers for tag in worker.released}
@@ -279,9 +281,22 @@ class ReplicaSession:
             self._call(Publish(self._plan.lane, sync, version), Done, self._bounds.finish)
         self._run(self._replica.program.publish, version)
         if self._plan.phase is Phase.BASE and self._plan.trained_on is not None:
-            self._base_held = self._plan.trained_on.identity
+            self._base.sent(self._plan.trained_on.identity, version)
         self._dirty = self.weights_lost = False
         self.last_error = ""
+
+    def published_over_base(self, version: int) -> None:
+        """In phase BASE: the adapter over it was published, and the replica may tell that version now."""
+        self._base.relabelled(version)
+
+    @property
+    def labels(self) -> bool:
+        """Whether publishing sets the version that the engine tells."""
+        return publishes_version(self._replica.program)
+
+    def was_written_by_others(self, residency: ReplicaResidency) -> bool:
+        """Whether somebody else published a version since the sync began; an agent would know by itself."""
+        return not self.has_agent and residency.versions != self._versions_at_start
 
     def resume(self, version: int) -> None:
         """Lets generation go on, if it was this session that paused it."""
@@ -297,7 +312,7 @@ class ReplicaSession:
         """
         self._whole_if_unwritten = self._paused and not self._dirty
         self._dirty = True
-        self._base_held = ""
+        self._base.forget()
 
     def start_to_cancel(self, sync: int, version: int, cause: str) -> threading.Thread:
         """`cancel` in a thread of its own, which `require_ended` looks for."""
@@ -358,8 +373,20 @@ class ReplicaSession:
             self.resume(version)
 
     def close(self) -> None:
-        """Detaches from the workers and lets go of the endpoint."""
+        """Detaches from the workers and lets go of the endpoint; warns of what stays held back."""
         self._resume_if_clean(0)
+        if self._paused or self._released:
+            log.warning(
+                "lane %s is closed and leaves %s %s, until another lane publishes a version to it",
+                self._plan.lane,
+                self.address,
+                " and ".join(
+                    (
+                        *(("with generation held back",) if self._paused else ()),
+                        *((f"without its {' and '.join(self.released)}",) if self._released else ()),
+                    )
+                ),
+            )
         if self.adapter is not None:
             with contextlib.suppress(WeightlaneError):
                 self.adapter.discard()

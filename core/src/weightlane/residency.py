@@ -46,6 +46,11 @@ class ReplicaResidency:
     workers: tuple[WorkerResidency, ...] = ()
     error: Exception | None = None
 
+    @property
+    def versions(self) -> tuple[int | None, ...]:
+        """What each worker tells, in worker order."""
+        return tuple(worker.held_version for worker in self.workers)
+
     def __str__(self) -> str:
         if self.error is not None:
             return f"replica {self.replica} at {self.address}: does not answer: {self.error}"

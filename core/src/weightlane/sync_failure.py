@@ -65,12 +65,23 @@ def partly_published(error: WeightlaneError, version: int, published: Sequence[s
 
 
 def with_consequence(
-    error: Exception, sync: int, version: int, progress: SyncProgress, receivers: str
+    error: Exception,
+    sync: int,
+    version: int,
+    progress: SyncProgress,
+    receivers: str,
+    held: Sequence[str] = (),
 ) -> Exception:
-    """The same typed error, which also says what state the receivers are in: `receivers` is a predicate."""
+    """The same typed error, which also says what state the receivers are in.
+
+    `receivers` is a predicate. `held` are addresses of engines that are still paused though nothing was
+    written: this lane has published no version to them yet, and cannot tell whether what they hold is whole.
+    """
     if not isinstance(error, WeightlaneError) or isinstance(error, PlanError):
         return error
     told = _CONSEQUENCES[progress].format(sync=sync, version=version, receivers=receivers)
     if told in error.why:
         return error
+    if held and progress == "starting":
+        told += f" Generation stays held back at {', '.join(held)} until a sync is published there."
     return error.adding(told)

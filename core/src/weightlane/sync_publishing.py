@@ -64,17 +64,23 @@ def require_what_was_staged(
         WeightlaneError: a replica does not answer.
     """
     plan = members.plan
+    sessions = {session.number: session for session in members.sessions}
     others: list[str] = []
     # A missing one that hangs would have every commit wait for it in vain.
     for answer in members.ask(seconds, missing=missing):
         if answer.error is not None:
             raise answer.error
         gone = any("weights" in worker.released for worker in answer.workers)
-        if gone or not answer.is_as_planned(plan.replicas[answer.replica], plan.digest()):
+        if (
+            gone
+            or sessions[answer.replica].was_written_by_others(answer)
+            or not answer.is_as_planned(plan.replicas[answer.replica], plan.digest())
+        ):
             others.append(str(answer))
     if others:
         raise SyncError(
             f"Version {version} was staged and is not published: {'; '.join(others)}.",
-            "Since it was staged, that engine was started anew, lost its plan or let its weights go.",
-            "Sync again; nothing was published.",
+            "Since it was staged, that engine was started anew, lost its plan or let its weights go, or "
+            "somebody else published a version on it.",
+            "Let one lane at a time sync to it, and sync again; nothing was published.",
         )

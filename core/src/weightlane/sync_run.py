@@ -242,6 +242,11 @@ class SyncRun:
             raise partly_published(error, self.version, ()) from error
         under = self._base.sessions if self._base and self._base.report else ()
         publish_everywhere(self.sessions, under, self.published, sync=self.sync, version=self.version)
+        bases = self._base._members.sessions if self._base is not None else ()
+        labelled = {session.number for session in self.sessions if session.labels}
+        for base in bases:
+            if base.number in labelled:
+                base.published_over_base(self.version)
 
     # -- failing together -------------------------------------------------------------------------------
 
@@ -260,7 +265,8 @@ class SyncRun:
         fenced = self._base is not None and self._base.report is not None
         receivers = FENCED if fenced else self._members.plan.receivers_in_failure
         progress = "moving" if fenced and self.progress == "starting" else self.progress
-        return with_consequence(first, self.sync, self.version, progress, receivers)
+        held = [session.address for session in self.sessions if session.paused]
+        return with_consequence(first, self.sync, self.version, progress, receivers, held)
 
     def _end(self, cause: str, error: BaseException) -> None:
         if self._is_controller:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightlane.adapters import AdapterBinding, BoundModule
 from weightlane.base_digest import value_digest
-from weightlane.errors import ProtocolError, VerificationError
+from weightlane.errors import EngineError, ProtocolError, VerificationError
 from weightlane.peft import lora_name
 from weightlane.trace.table import Untraced
 from weightlane_sglang.adapter_canary import require_other_outputs
@@ -99,7 +99,13 @@ def _frozen(channel: Channel, facts: EngineFacts, seconds: float) -> Iterator[No
         _post(channel, PAUSE_ROUTE, pause, seconds)
         yield
     finally:
-        _post(channel, CONTINUE_ROUTE, b"{}", seconds)
+        try:
+            _post(channel, CONTINUE_ROUTE, b"{}", seconds)
+        except EngineError as error:
+            raise error.adding(
+                "Requests stand still there since it was paused for a look at its adapter, until it is sent "
+                "that request or a sync succeeds."
+            ) from error
 
 
 def _post(channel: Channel, route: str, body: bytes, seconds: float) -> None:

@@ -7,12 +7,13 @@ other load waits for it; so it is started and not waited for until the next load
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from weightlane.errors import EngineError, SyncError
+from weightlane.errors import EngineDeadError, EngineError, SyncError
 from weightlane_sglang.adapter_contract import CONFIG_FIELD, MODELS_ROUTE, NAME_FIELD, UNLOAD_ROUTE
 from weightlane_sglang.adapter_proof import binding_of
 from weightlane_sglang.contract import FLUSH_ROUTE
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _MOST_LOADED = "max_loaded_loras"
 _GRACE_SECONDS = 1.0  # where nothing runs with it an unload ends at once
 _UNLOAD_SECONDS = 3600.0  # as long as the requests that run with it may take
+log = logging.getLogger("weightlane_sglang")
 
 
 class _Card(msgspec.Struct):
@@ -64,13 +66,16 @@ class ServerAdapters:
         self._own: dict[str, AdapterRef] = {}
         self._served: AdapterRef | None = None
         self._left: tuple[str, ...] = ()
+        self._known: set[str] | None = None
+        """Versions of the adapter that this lane met or sent; None before its first load."""
         self._going: dict[str, Pending] = {}
 
     def load(self, move: AdapterMove, load: AdapterLoad, *, held: bool) -> AdapterBinding:
         """One request with the whole adapter, then a look at what it bound; an error leaves nothing of it.
 
         Raises:
-            SyncError: this lane serves that very name, or requests still run with one that must go first.
+            SyncError: this lane serves that very name, requests still run with one that must go first, or
+                somebody else loaded a version of the adapter since this lane began.
             EngineError: the server refuses, in its own words, or has no room for one more.
             VerificationError: it was bound otherwise than it was sent.
         """
@@ -84,17 +89,20 @@ class ServerAdapters:
         self._await_unloads(move.timeout_seconds)
         facts = self._facts()
         loaded = self._loaded_names()
+        self._require_alone(load.config.name, loaded)
         if name in loaded:
             # Left by a trainer that is gone. What its requests had cached must not answer for the new one.
             self._unload(name, move.timeout_seconds)
             self._flush()
             loaded = [other for other in loaded if other != name]
-        left = [other for other in loaded if _is_of(load.config.name, other, self._own)]
+        left = [other for other in loaded if other not in self._own and _is_of(load.config.name, other)]
         while left and not _has_room(facts, loaded):
             self._unload(left[0], move.timeout_seconds)
             loaded.remove(left.pop(0))
         self._require_room(facts, loaded)
         self._left = tuple(left)
+        if self._known is not None:
+            self._known.add(name)  # before: one that is not answered in time may be loaded later
         self._send(move, load)
         try:
             binding = binding_of(self._channel, facts, load, held=held, seconds=move.timeout_seconds)
@@ -109,7 +117,12 @@ class ServerAdapters:
         self._served = ref
         left, self._left = self._left, ()
         for name in left:
-            self._start_unload(name)
+            try:
+                self._start_unload(name)
+            except EngineDeadError:
+                raise
+            except EngineError as error:  # the new one serves; the next load comes back to this one
+                log.warning("a trainer that is gone left %s, which was not unloaded: %s", name, error)
 
     def remove(self, ref: AdapterRef) -> None:
         """New requests for it are refused from now on; it goes when those that run have ended."""
@@ -155,6 +168,28 @@ class ServerAdapters:
     def _loaded_names(self) -> list[str]:
         answer = self._channel.get(MODELS_ROUTE, timeout_seconds=self._seconds)
         return [card.id for card in decoded(answer, _Models, MODELS_ROUTE).data if card.parent]
+
+    def _require_alone(self, adapter: str, loaded: list[str]) -> None:
+        """What is there at a lane's first load may be a dead trainer's, what comes later a living one's."""
+        versions = {name for name in loaded if _is_of(adapter, name)}
+        if self._known is None:
+            if versions:
+                log.warning(
+                    "SGLang at %s holds %s, which this lane did not load and takes the place of: a trainer "
+                    "that still uses that name for an adapter would lose it",
+                    self._channel.url,
+                    ", ".join(sorted(versions)),
+                )
+            self._known = versions
+        foreign = sorted(versions - self._known)
+        if foreign:
+            raise SyncError(
+                f"Somebody else loaded {', '.join(foreign)} into SGLang at {self._channel.url} since this "
+                "lane began to sync to it.",
+                f"Adapter {adapter} is this lane's there: each of two lanes would unload the other's, and "
+                "requests that name it would be answered with either.",
+                "Give each lane's adapter a name of its own, or unload it if nobody uses it.",
+            )
 
     def _require_room(self, facts: EngineFacts, loaded: list[str]) -> None:
         if not _has_room(facts, loaded):
@@ -217,6 +252,6 @@ def _has_room(facts: EngineFacts, loaded: list[str]) -> bool:
     return not most.isdecimal() or len(loaded) < int(most)
 
 
-def _is_of(adapter: str, name: str, own: dict[str, AdapterRef]) -> bool:
-    """Whether a loaded name is a version of this adapter's that another lane has left."""
-    return name not in own and re.fullmatch(rf"{re.escape(adapter)}(@\d+)?", name) is not None
+def _is_of(adapter: str, name: str) -> bool:
+    """Whether a loaded name is that of a version of this adapter."""
+    return re.fullmatch(rf"{re.escape(adapter)}(@\d+)?", name) is not None

@@ -126,5 +126,11 @@ LAUNCH_ARGUMENTS_READ = (
     "enable_weights_cpu_backup",
     "attention_backend",
     "moe_runner_backend",
+    "offload_group_size",
+    "kt_weight_path",
+    "torchao_config",
+    "modelopt_quant",
+    "tokenizer_worker_num",
+    "json_model_override_args",
 )
 """Of the server's several hundred arguments, those that a plan depends on or shows."""

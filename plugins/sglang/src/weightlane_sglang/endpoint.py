@@ -35,7 +35,13 @@ from weightlane_sglang.loader_messages import (
     TraceLoad,
 )
 from weightlane_sglang.payload import PayloadPlace
-from weightlane_sglang.server_facts import read_facts, read_incarnation, read_model_info, version_number
+from weightlane_sglang.server_facts import (
+    read_facts,
+    read_incarnation,
+    read_model_info,
+    read_only_incarnation,
+    version_number,
+)
 from weightlane_sglang.server_memory import MEMORY_ROUTES, ServerMemory
 from weightlane_sglang.session import UpdateSession, is_for_session, wants_session
 from weightlane_sglang.untimed_flush import is_untimed_flush, until_idle
@@ -93,7 +99,7 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint, Adapt
                 workers=1,
                 host=self._channel.host,
                 process_id=0,
-                incarnation=read_incarnation(self._channel, timeout_seconds=self._timeout),
+                incarnation=read_only_incarnation(self._channel, timeout_seconds=self._timeout),
                 device=facts.device,
                 held_version=version_number(info.weight_version),
                 expected=expected_tensors(self._model, info, dtype=dtype),

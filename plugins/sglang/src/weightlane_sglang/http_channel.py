@@ -48,6 +48,13 @@ class HttpChannel:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
+        if "@" in parts.netloc:
+            raise EngineError(
+                f"The address of an SGLang server ({parts.netloc.rpartition('@')[2]}) holds a user or a "
+                "password.",
+                "Addresses are shown in plans, errors and logs, and SGLang asks for neither.",
+                "Give the address without them; what stands in front of it must let this host through.",
+            )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(
                 f"{url!r} is not the address of an SGLang server.",

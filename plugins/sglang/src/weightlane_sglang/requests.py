@@ -11,6 +11,7 @@ from weightlane.errors import PlanError, Problem, near_names
 from weightlane.program import Program, RequestMove
 from weightlane.types import Phase, TransportName
 from weightlane_sglang.contract import PAYLOAD_FIELD, UPDATE_REQUEST, UPDATE_ROUTE
+from weightlane_sglang.unfit_launch import unfit_launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 _UPDATE_SECONDS = 120.0
 _BASE_NOTE = (
     "the server cannot tell which base it holds: this lane remembers that it sent it, until the server is "
-    "started anew; nobody else may write its weights meanwhile"
+    "started anew or tells a version that this lane did not publish; nobody else may write its weights "
+    "without publishing one"
 )
 _EXPERTS = ".experts."  # in the checkpoint name of every expert's tensor
 
@@ -146,6 +148,7 @@ def launch_problems(context: BuildRequestsContext) -> Iterator[Problem]:
             "Start it with --weight-cache-mode off.",
         )
     yield from _outside_caches(facts)
+    yield from unfit_launch(facts)
 
 
 def _unwritten_experts(context: BuildRequestsContext) -> Iterator[Problem]:

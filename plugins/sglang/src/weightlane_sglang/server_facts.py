@@ -28,6 +28,10 @@ STARTUP_TIMES = "server_info.startup_time"
 """Whether the server tells how long its start took, as an attribute of facts: see `read_incarnation`."""
 
 
+_ASKED_AT_CONNECT = 5
+"""A balancer that takes turns is found by two, one that draws lots among two servers is missed once in 16."""
+
+
 class ServerInfo(msgspec.Struct):
     """What `/server_info` tells that we use; `startup_time` are durations in seconds, of full precision."""
 
@@ -106,6 +110,24 @@ def read_incarnation(channel: Channel, *, timeout_seconds: float) -> str:
         )
     identity = msgspec.json.encode((info.version, info.random_seed, info.startup_time), order="sorted")
     return hashlib.sha256(identity).hexdigest()[:16]
+
+
+def read_only_incarnation(channel: Channel, *, timeout_seconds: float) -> str:
+    """As `read_incarnation`, asked several times: each request of ours has a connection of its own.
+
+    Raises:
+        EngineError: not every answer is of the same server; also as `read_incarnation`.
+    """
+    answers = [read_incarnation(channel, timeout_seconds=timeout_seconds) for _ in range(_ASKED_AT_CONNECT)]
+    if len(set(answers)) > 1:
+        raise EngineError(
+            f"Not one server answers at {channel.url}: asked {len(answers)} times which one it is, it gave "
+            f"{len(set(answers))} answers.",
+            "Behind a load balancer each request reaches another server, so that each would hold a part of "
+            "the weights, and every request would succeed.",
+            "Name each server by its own address, as a replica of its own.",
+        )
+    return answers[0]
 
 
 def version_number(weight_version: str | None) -> int | None:

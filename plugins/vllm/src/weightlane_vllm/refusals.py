@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightlane.errors import Problem
 from weightlane_vllm.drafter import DRAFTER
@@ -20,7 +20,8 @@ class EngineFeatures:
 
     `experts` is the number of routed experts of the model (0 when dense), `drafter` what stands against
     writing the model that drafts ("" where nothing does, or it is not written), `kv_connector` the name of
-    what carries keys and values out of the engine ("" without one).
+    what carries keys and values out of the engine ("" without one). `prefetched_layers` is the number of
+    layers in a group of which some are kept on the host and fetched ahead (0 without).
     """
 
     quantization: str = ""
@@ -31,6 +32,7 @@ class EngineFeatures:
     latent_attention: bool = False
     drafter: str = ""
     kv_connector: str = ""
+    prefetched_layers: int = 0
 
 
 def refusals_of(features: EngineFeatures) -> tuple[Problem, ...]:
@@ -105,7 +107,31 @@ def refusals_of(features: EngineFeatures) -> tuple[Problem, ...]:
                 "Start the engine without kv_transfer_config and kv_offloading_size.",
             )
         )
+    if features.prefetched_layers:
+        # model_executor/offloader/prefetch.py: what a loader writes is the buffer that each forward fills
+        # from a copy on the host, and nothing takes a write into that copy.
+        problems.append(
+            _capability(
+                "offload_group_size",
+                "the engine fetches layers ahead from copies on the host, in groups of "
+                f"{features.prefetched_layers}, and no load reaches these: old weights overwrite what a sync "
+                "writes",
+                "Start the engine without offload_group_size; cpu_offload_gb keeps no second copy.",
+            )
+        )
     return tuple(problems)
+
+
+def prefetched_layers(config: Any) -> int:
+    """Layers in a group of vLLM's prefetching offloader, 0 where it is off or this version has none.
+
+    Args:
+        config: vLLM's `VllmConfig`; older versions have no `offload_config`.
+    """
+    offload = getattr(config, "offload_config", None)
+    if offload is None or offload.offload_backend == "uva":
+        return 0
+    return int(offload.prefetch.offload_group_size)
 
 
 def no_load_path(path: NotViable, live: tuple[LiveTensor, ...]) -> Problem:

@@ -21,7 +21,7 @@ from weightlane_vllm.mapper import read_rules, renamed_prefixes
 from weightlane_vllm.names import is_taken, resolve
 from weightlane_vllm.namespace import Namespace
 from weightlane_vllm.patches import plain_cpu_weights
-from weightlane_vllm.refusals import EngineFeatures, no_load_path, refusals_of
+from weightlane_vllm.refusals import EngineFeatures, no_load_path, prefetched_layers, refusals_of
 from weightlane_vllm.sleep_watch import watch_of
 from weightlane_vllm.ties import live_owner
 from weightlane_vllm.traced_names import TracedNames
@@ -248,6 +248,7 @@ class VllmWorkerEngine:
             latent_attention=bool(config.model_config.use_mla),
             drafter=drafter_obstacle(self._models.drafter),
             kv_connector="" if transfer is None else str(transfer.kv_connector or "a KV connector"),
+            prefetched_layers=prefetched_layers(config),
         )
 
     def _expected(self, description: WorkerDescription) -> tuple[ExpectedTensor, ...]:

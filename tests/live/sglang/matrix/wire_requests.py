@@ -20,8 +20,8 @@ from weightlane.types import BackendDescriptor, Capability, Phase, TransportName
 from weightlane_sglang import contract, plugin
 from weightlane_sglang.adapter_contract import LOAD_REQUEST, LOAD_ROUTE, UNLOAD_REQUEST, UNLOAD_ROUTE
 from weightlane_sglang.adapter_expression import config_json
+from weightlane_sglang.endpoint import SglangEndpoint
 from weightlane_sglang.generation import generate_body
-from weightlane_sglang.http_endpoint import SglangEndpoint
 from weightlane_sglang.installed import installed_facts
 
 if TYPE_CHECKING:
