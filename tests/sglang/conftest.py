@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # makes `fake_engine` importable
+sys.path.insert(0, str(Path(__file__).parent))  # makes `fake_sgl_engine` importable
 
 FIELDS = {**FIELDS_USED, **MEMORY_FIELDS_USED, "UpdateWeightsFromTensorReqInput": (
     "rid", "http_worker_ipc", "serialized_named_tensors", "load_format", "flush_cache", "abort_all_requests",

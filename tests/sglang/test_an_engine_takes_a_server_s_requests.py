@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from fake_engine import STRUCTS, VERSION, FakeEngine, UpdateOfOld, install
+from fake_sgl_engine import STRUCTS, VERSION, FakeEngine, UpdateOfOld, install
 
 from weightlane.contexts import FactsContext, RolloutTarget
 from weightlane.errors import EngineDeadError, EngineError

@@ -9,12 +9,13 @@ import pytest
 
 import weightlane as wl
 from weightlane.contexts import BuildRequestsContext
-from weightlane.errors import EngineError, PlanError
+from weightlane.errors import EngineError, NotServableError, PlanError
 from weightlane.program import EngineCall
 from weightlane.types import Phase, TransportName
 from weightlane_sglang import plugin
 from weightlane_sglang.contract import (
     CONTINUE_ROUTE,
+    GENERATE_ROUTE,
     PAUSE_ROUTE,
     RELEASE_ROUTE,
     RESUME_ROUTE,
@@ -118,6 +119,37 @@ def test_wake_takes_back_what_sleep_released_and_lost_weights_are_not_served(
         assert asked(sleeper) == [*back, *([CONTINUE_ROUTE] if goes_on else [])]
         lane.wake()
         assert asked(sleeper).count(back[0]) == 1, "a second wake resumes nothing"
+
+
+@pytest.mark.parametrize("saver", [True, False])
+def test_a_request_to_a_server_that_its_lane_put_to_sleep_is_refused_and_does_not_wait(
+    sleeper: Any, answer: Any, lane_tensors: dict[str, torch.Tensor], saver: bool
+) -> None:
+    told = sleeper.answers["/server_info"].body
+    sleeper.answers["/server_info"] = answer({**told, "enable_memory_saver": saver})
+
+    def ask(lane: Lane) -> list[str]:
+        sleeper.requests.clear()
+        try:
+            lane.replicas[0].generate([[1]], max_tokens=1)
+        except NotServableError:
+            raise
+        except EngineError:  # the fake has no answer to it
+            pass
+        return [route for route in asked(sleeper) if route == GENERATE_ROUTE]
+
+    with connect(sleeper, lane_tensors, ["weights", "kv_cache"]) as lane:
+        lane.sync(version=1)
+        assert ask(lane) == [GENERATE_ROUTE], "a sync releases the cache on its way, and takes it back"
+        lane.sleep()
+        with pytest.raises(NotServableError, match="release memory"):
+            ask(lane)
+        lane.wake()
+        if saver:
+            with pytest.raises(NotServableError, match="holds weights"):
+                ask(lane)
+            lane.sync(version=2)
+        assert ask(lane) == [GENERATE_ROUTE]
 
 
 def test_a_server_started_anew_while_it_slept_is_not_asked_to_resume(

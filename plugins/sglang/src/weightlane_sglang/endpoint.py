@@ -22,7 +22,7 @@ from weightlane.trace.table import Untraced
 from weightlane_sglang.adapter_shelf import ServerAdapters
 from weightlane_sglang.announced_updates import AnnouncedUpdates
 from weightlane_sglang.channel import open_channel
-from weightlane_sglang.contract import END_UPDATE_ROUTE, GENERATE_ROUTE
+from weightlane_sglang.contract import CONTINUE_ROUTE, END_UPDATE_ROUTE, GENERATE_ROUTE
 from weightlane_sglang.expected import expected_tensors
 from weightlane_sglang.generation import generate_body, read_generations
 from weightlane_sglang.loader_channel import ask
@@ -187,6 +187,8 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint, Adapt
         with self._memory.checked(call) if call.route in MEMORY_ROUTES else nullcontext():
             seconds = call.timeout_seconds
             answer = until_idle(send, seconds) if is_untimed_flush(call) else send(seconds)
+        if call.route == CONTINUE_ROUTE:
+            self._memory.goes_on()
         return answer.decode("utf-8", "replace")
 
     @override
@@ -227,10 +229,14 @@ class SglangEndpoint(EngineEndpoint, TracingEndpoint, ReadingBackEndpoint, Adapt
         """Continuations of exactly `max_tokens` tokens, the end token ignored; greedy at temperature 0.
 
         Temperatures other than 0 and 1 are refused, since SGLang's log-probs would be of scaled logits.
+
+        Raises:
+            NotServableError: this handle has released memory of the server.
         """
         name = self._adapters.require_named(adapter)
         if not prompts:
             return ()
+        self._memory.require_awake()
         body = generate_body(prompts, max_tokens=max_tokens, temperature=temperature, seed=seed, adapter=name)
         answer = self._channel.send(
             "POST", GENERATE_ROUTE, timeout_seconds=self._timeout, body=(body,), length=len(body)

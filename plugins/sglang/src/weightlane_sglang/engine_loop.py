@@ -25,7 +25,7 @@ _TURN_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 _T = TypeVar("_T")
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Lock] = WeakKeyDictionary()
-_turns_change = Lock()
+_turns_change = Lock()  # bounded by one look at the dictionary
 
 
 class EngineLoop:
@@ -141,7 +141,7 @@ class OnLoop(Generic[_T]):
 def _turn_of(loop: asyncio.AbstractEventLoop) -> Lock:
     """One lock per loop: engines made in one thread may share a loop, and lanes an engine."""
     with _turns_change:
-        return _turns.setdefault(loop, Lock())
+        return _turns.setdefault(loop, Lock())  # bounded by `turn`, which never waits for it
 
 
 async def _ended(future: Future[Any], seconds: float) -> None:
@@ -154,4 +154,4 @@ async def _ended(future: Future[Any], seconds: float) -> None:
 
     future.add_done_callback(tell)
     with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(ended.wait(), seconds)
+        await asyncio.wait_for(ended.wait(), seconds)  # bounded by `wait_for`

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weightlane.errors import EngineError
+from weightlane.errors import EngineError, NotServableError
 from weightlane_sglang.contract import RELEASE_ROUTE, RESUME_ROUTE, TAGS_FIELD
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class ServerMemory:
         self._incarnation = incarnation
         self._told = told
         self._released: dict[str, str] = {}
+        self._held_back_in = ""  # the incarnation that was asked for a release
 
     @contextmanager
     def checked(self, call: EngineCall) -> Iterator[None]:
@@ -58,10 +59,29 @@ class ServerMemory:
                 self._require_released(tag, now, told)
         if call.route == RELEASE_ROUTE:
             self._released.update(dict.fromkeys(tags, now))
+            self._held_back_in = now
         yield
         if call.route == RESUME_ROUTE:
             for tag in tags:
                 self._released.pop(tag, None)
+
+    def goes_on(self) -> None:
+        """Generation goes on: what was released is back, and written where it was lost."""
+        self._held_back_in = ""
+
+    def require_awake(self) -> None:
+        """A request would wait for as long as generation is held back around a release.
+
+        Raises:
+            NotServableError: this handle released memory of this very server, and has not had it go on.
+        """
+        if self._held_back_in and self._held_back_in == self._incarnation():
+            raise NotServableError(
+                f"SGLang at {self._address} generates nothing now.",
+                "This lane has had it release memory; generation is held back until all of that is back and "
+                "holds weights.",
+                "Sync, or wake it where it keeps its weights.",
+            )
 
     def _require_held(self, tag: str, now: str, told: frozenset[str] | None) -> None:
         if (told is None and self._released.get(tag) != now) or (told is not None and tag not in told):
