@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fake_engine import FakeWorkerEngine, ask, attached, plan
+from resources import LABEL
 
 from weightlane.buckets import slot_sizes
 from weightlane.errors import WeightlaneError
@@ -86,7 +87,7 @@ def agent_meets_a_cut_ring(pipe: Connection) -> None:
 
 def makes_rings(pipe: Connection, hidden: bool) -> None:
     """A trainer that waits to be killed; `hidden`: its reader has attached."""
-    writer = RingWriter(label="attack-killed", slot_sizes=SIZES, peer="worker 0")
+    writer = RingWriter(label=f"{LABEL}-killed", slot_sizes=SIZES, peer="worker 0")
     pipe.send(str(writer.path))
     if hidden:
         pipe.recv()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from fake_engine import WEIGHTS, WIRES, FakeWorkerEngine, agent_of_fake, ask, plan
-from resources import held, ring_mappings, ring_names
+from resources import LABEL, held, ring_mappings, ring_names
 from ring_victims import LAYOUTS, SIZES, makes_rings
 
 from weightlane.errors import SyncError, WeightlaneError
@@ -34,7 +34,7 @@ BOUNDS = {"seconds": 30.0, "lost_after": 30.0}
 @contextmanager
 def lane(agent: WorkerAgent, name: str = "lane-1") -> Iterator[RingWriter]:
     """A ring that the agent reads, as a lane opens and closes it."""
-    writer = RingWriter(label=f"attack-{name}", slot_sizes=SIZES, peer="worker 0")
+    writer = RingWriter(label=f"{LABEL}-{name}", slot_sizes=SIZES, peer="worker 0")
     try:
         ask(agent, Attach(plan(lane=name, transport="shm", ring={0: str(writer.path)})))
         writer.hide()
@@ -97,7 +97,7 @@ def test_a_thousand_syncs_leave_nothing() -> None:
 def test_a_leak_would_be_seen() -> None:
     # The control of all tests here: what each figure looks like when something does stay.
     before = held()
-    writer = RingWriter(label="attack-kept", slot_sizes=SIZES, peer="worker 0")
+    writer = RingWriter(label=f"{LABEL}-kept", slot_sizes=SIZES, peer="worker 0")
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
@@ -184,7 +184,7 @@ def test_one_killed_before_its_reader_attached_leaves_a_name_until_the_next_ring
         killed.process.kill()
         killed.process.join(10)
         assert {left, kept} <= ring_names()
-        RingWriter(label="attack", slot_sizes=SIZES, peer="worker 0").close()
+        RingWriter(label=LABEL, slot_sizes=SIZES, peer="worker 0").close()
         # The living one's ring has the same look, but for the lock on it.
         assert ring_names() & {left, kept} == {kept}
 
